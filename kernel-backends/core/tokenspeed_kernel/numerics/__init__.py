@@ -1,0 +1,21 @@
+"""Trust: cases for every operation, the comparison with float64, and records of what was verified."""
+
+from tokenspeed_kernel.numerics import attention_cases, elementwise_cases, matrix_cases, sampling_cases
+from tokenspeed_kernel.numerics.cases import AnyOf, Buffers, Case, Close, Exact, register_cases
+from tokenspeed_kernel.numerics.verify import Report, verify_all, verify_kernel
+
+__all__ = [
+    "AnyOf",
+    "Buffers",
+    "Case",
+    "Close",
+    "Exact",
+    "Report",
+    "attention_cases",
+    "elementwise_cases",
+    "matrix_cases",
+    "register_cases",
+    "sampling_cases",
+    "verify_all",
+    "verify_kernel",
+]

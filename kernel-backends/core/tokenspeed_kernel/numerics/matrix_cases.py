@@ -1,0 +1,135 @@
+"""Cases of gemm.linear and embedding.lookup."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+
+from tokenspeed_kernel.numerics.cases import (
+    UNIT_ROUNDOFF,
+    Buffers,
+    Case,
+    Close,
+    Exact,
+    Expectation,
+    Outputs,
+    register_cases,
+)
+from tokenspeed_kernel.numerics.weights import RandomWeight, random_weight
+from tokenspeed_kernel.platform import current_platform
+from tokenspeed_kernel.quantized import QuantizedTensor
+from tokenspeed_kernel.registry import KernelFunction
+from tokenspeed_kernel.signature import WEIGHT_FORMATS, FormatSignature
+
+_FORMAT_NAMES = {tensor_format: name for name, tensor_format in WEIGHT_FORMATS.items()}
+
+# name, T, N, K, with bias; K grows to whole blocks for blocked formats
+_LINEAR_SHAPES = (
+    ("one row", 1, 64, 64, False),
+    ("no rows", 0, 16, 64, True),
+    ("one output", 3, 1, 96, False),
+    ("odd sizes", 5, 67, 131, True),
+    ("a layer", 7, 192, 576, True),
+    ("deep", 2, 33, 1536, False),
+    ("many rows", 70, 48, 160, True),
+    ("chunk of rows", 256, 80, 128, False),
+)
+
+
+def _linear_case(name: str, x: torch.Tensor, random: RandomWeight, bias: torch.Tensor | None) -> Case:
+    n, k = random.weight.shape
+
+    def call(fn: KernelFunction, buffers: Buffers) -> Outputs:
+        out = buffers.output("out", (x.shape[0], n), torch.float32)
+        fn(buffers.read_only("x", x), out)
+        return {"out": out}
+
+    def split(fn: KernelFunction, buffers: Buffers) -> Outputs:
+        out = buffers.output("out", (x.shape[0], n), torch.float32)
+        held = buffers.read_only("x", x)
+        step = 1 if x.shape[0] <= 16 else 23
+        for start in range(0, x.shape[0], step):
+            fn(held[start : start + step], out[start : start + step])
+        return {"out": out}
+
+    def expect() -> dict[str, Expectation]:
+        exact = x.double() @ random.values.T
+        size = x.double().abs() @ random.magnitude.T
+        if bias is not None:
+            exact, size = exact + bias.double(), size + bias.double().abs()
+        return {"out": Close(exact, UNIT_ROUNDOFF[torch.float32] * (k**0.5 + 8.0) * size)}
+
+    return Case(name, {"n": n, "k": k}, call, expect, {"weight": random.weight, "bias": bias}, split)
+
+
+def linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
+    """Odd sizes, no rows, one row, one output, many rows; with and without a bias; and inputs of very different
+    sizes."""
+    format_name = _FORMAT_NAMES[signature["weight"]]
+    for name, rows, n, k, with_bias in _LINEAR_SHAPES:
+        k = k if not format_name.startswith("gguf") else (k + 31) // 32 * 32
+        random = random_weight(format_name, n, k, generator)
+        bias = torch.randn(n, generator=generator) if with_bias else None
+        yield _linear_case(name, torch.randn(rows, k, generator=generator), random, bias)
+    random = random_weight(format_name, 24, 128, generator)
+    x = torch.randn(4, 128, generator=generator) * torch.logspace(-12, 4, 128)
+    yield _linear_case("inputs over sixteen decades", x, random, None)
+
+
+def _lookup_case(name: str, weight: QuantizedTensor, ids: torch.Tensor, rows: Callable[[], torch.Tensor]) -> Case:
+    """``rows()``: float64 [T, H], what must come out, exactly."""
+
+    def call(fn: KernelFunction, buffers: Buffers) -> Outputs:
+        out = buffers.output("out", (ids.shape[0], weight.shape[1]), torch.float32)
+        fn(buffers.read_only("ids", ids), out)
+        return {"out": out}
+
+    def split(fn: KernelFunction, buffers: Buffers) -> Outputs:
+        out = buffers.output("out", (ids.shape[0], weight.shape[1]), torch.float32)
+        held = buffers.read_only("ids", ids)
+        for row in range(ids.shape[0]):
+            fn(held[row : row + 1], out[row : row + 1])
+        return {"out": out}
+
+    def expect() -> dict[str, Expectation]:
+        return {"out": Exact(rows().float())}
+
+    return Case(name, {}, call, expect, {"weight": weight}, split)
+
+
+def _large_table() -> Case | None:
+    """A bfloat16 table of more than 2^31 bytes, of which a few rows are touched; None where memory forbids it."""
+    rows, width = (1 << 20) + 3, 1056
+    if current_platform().memory_bytes < 4 * rows * width:
+        return None
+    try:
+        table = torch.empty(rows, width, dtype=torch.bfloat16)
+    except RuntimeError:
+        return None
+    ids = torch.tensor([rows - 1, 0, (1 << 20) - 1], dtype=torch.int32)
+    expected = torch.arange(3 * width, dtype=torch.float64).reshape(3, width).bfloat16()
+    table[ids.long()] = expected
+    weight = QuantizedTensor.from_dense(table, "a table of more than 2^31 bytes")
+    return _lookup_case("large offsets", weight, ids, expected.double)
+
+
+def lookup_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
+    """No ids, one, repeated, first and last; and, in bfloat16, byte offsets beyond 2^31."""
+    format_name = _FORMAT_NAMES[signature["weight"]]
+    for name, rows, width, ids in (
+        ("no ids", 5, 64, []),
+        ("one id", 5, 32, [3]),
+        ("first, last and repeated", 211, 96, [210, 0, 7, 7, 7, 210, 100]),
+        ("wide", 40, 576, list(range(39, -1, -1))),
+    ):
+        random = random_weight(format_name, rows, width, generator)
+        index = torch.tensor(ids, dtype=torch.int32)
+        yield _lookup_case(name, random.weight, index, partial(random.values.index_select, 0, index))
+    if format_name == "bfloat16":
+        large = _large_table()
+        if large is not None:
+            yield large
+
+
+register_cases("gemm.linear", linear_cases)
+register_cases("embedding.lookup", lookup_cases)

@@ -1,0 +1,58 @@
+"""Random weights in every format, with their values in float64 and the size of what a kernel may add up for
+them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
+from tokenspeed_kernel.quantized import DENSE_DTYPES, QuantizedTensor
+
+
+@dataclass(frozen=True)
+class RandomWeight:
+    """A weight and what is known about it.
+
+    Attributes:
+        weight: as kernels take it.
+        values: float64 [N, K], its exact values.
+        magnitude: float64 [N, K], at least the absolute size of every term that a kernel adds up for the element (a
+            kernel may keep scale * nibble and offset apart, which are larger than their sum).
+    """
+
+    weight: QuantizedTensor
+    values: torch.Tensor
+    magnitude: torch.Tensor
+
+
+def random_weight(format_name: str, rows: int, columns: int, generator: torch.Generator) -> RandomWeight:
+    """A weight of about unit row norm. ``columns`` is a multiple of 32 for blocked formats."""
+    source = f"random {format_name} [{rows}, {columns}]"
+    if format_name in DENSE_DTYPES:
+        dense = (torch.randn(rows, columns, generator=generator) / columns**0.5).to(DENSE_DTYPES[format_name])
+        weight = QuantizedTensor(format_name, (rows, columns), {"data": dense}, source)
+        return RandomWeight(weight, dense.double(), dense.double().abs())
+    blocks = columns // BLOCK_ELEMENTS
+    scale = (torch.rand(rows, blocks, 1, generator=generator) + 0.5) / (4.0 * columns**0.5)
+    if format_name == "gguf_q8_0":
+        scale = (scale / 16.0).half()
+        quants = torch.randint(-128, 128, (rows, blocks, BLOCK_ELEMENTS), generator=generator, dtype=torch.int8)
+        parts = [scale.view(torch.uint8), quants.view(torch.uint8)]
+        values = scale.double() * quants.double()
+        magnitude = values.abs()
+    else:
+        scale = scale.half()
+        nibbles = torch.randint(0, 16, (rows, blocks, BLOCK_ELEMENTS), generator=generator, dtype=torch.uint8)
+        packed = nibbles[..., :16] | (nibbles[..., 16:] << 4)
+        parts = [scale.view(torch.uint8)]
+        offset = scale.double() * -8.0
+        if format_name == "gguf_q4_1":
+            minimum = (scale * -torch.empty_like(scale).uniform_(6.0, 9.0, generator=generator)).half()
+            parts.append(minimum.view(torch.uint8))
+            offset = minimum.double()
+        parts.append(packed)
+        values = scale.double() * nibbles.double() + offset
+        magnitude = scale.double() * nibbles.double() + offset.abs()
+    plane = torch.cat(parts, dim=-1).reshape(rows, blocks * BLOCK_BYTES[format_name])
+    weight = QuantizedTensor(format_name, (rows, columns), {"blocks": plane}, source)
+    return RandomWeight(weight, values.reshape(rows, columns), magnitude.reshape(rows, columns))

@@ -1,0 +1,253 @@
+"""attention.gqa_prologue, attention.decode and attention.extend: grouped-query attention over a paged cache.
+
+Common to the three
+    Hq query heads, Hkv KV heads, Hq = q_per_kv * Hkv; query head h reads KV head h // q_per_kv; D = head_dim.
+    ``k_cache``, ``v_cache``: views [num_blocks, Hkv, g, D] in the KV dtype, strided (the last stride is 1).
+    Block 0 is null: padding is written there and nobody reads it.
+    Page p of row b is the block ``page_table[b, p]`` and holds the row's positions p*g … p*g + g-1. Table entries
+    beyond ceil(seq_len / g) are not read. T and B may be 0.
+
+gqa_prologue: the only writer of KV
+    ``fn(q, k, v, positions, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, slots) -> None``
+    q         float32 [T, Hq, D], changed in place.
+    k, v      float32 [T, Hkv, D]; what they hold afterwards is unspecified. q, k and v may be row-strided views of
+              one [T, (Hq + 2 Hkv) * D] buffer; the heads of a row are dense.
+    positions int32 [T].
+    cos_sin   float32 [P, D]: cosines in the first D/2 columns, sines in the last.
+    q_norm, k_norm  float32 [D], both given or both None, as the trait qk_norm says; eps a Python float.
+    slots     int64 [T]: slot = block * g + offset. A slot below 0 or in block 0 is padding: it lands in block 0, in
+              any order.
+    First, per-head RMS norm of q and k where weights are given. Then rotary of q and k, pairing i with i + D/2:
+    x'[i] = x[i] * cos[i] - x[i + D/2] * sin[i] and x'[i + D/2] = x[i + D/2] * cos[i] + x[i] * sin[i]. Then k and v,
+    rounded to the KV dtype (to nearest, ties to even), are written at their slots.
+
+decode
+    ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, out) -> None``
+    q, out float32 [B*W, Hq, D]; page_table int32 [B, max_pages], its row stride its own; seq_lens int32 [B].
+    Each row has W = (q rows) / B queries, at its last W positions. W = 1 is plain decode.
+
+extend
+    ``fn(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out) -> None``
+    The same with query_start int32 [B + 1]: row b has the n_b queries query_start[b] … query_start[b+1] - 1, at its
+    last n_b positions.
+
+Both of them
+    q may be row-strided (a view of the fused buffer); out is contiguous. The query at position p reads the keys at
+    0 … p: scores q·k * scale, weights their softmax in float32, output the weighted sum of v. A row with seq_len 0
+    and a query at a position below 0 give zeros. Rows of out that belong to no row are left alone.
+    Tag "row_invariant": the bits of a query's output depend neither on other queries, nor on the chunking, nor on
+    which of the two operations computed it; the keys are taken in fixed tiles from position 0.
+
+Roles: input, kv. Traits of the prologue: head_dim, q_per_kv, qk_norm; of the others: head_dim, q_per_kv,
+kernel_page_size (g), causal.
+"""
+
+import torch
+
+from tokenspeed_kernel.binding import Bound, bind
+from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
+from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, FormatSignature, dense
+from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, flag_trait, one_of, size_trait
+
+ATTENTION_ROLES = frozenset({"input", "kv"})
+
+_HEAD_TRAITS = {
+    "head_dim": size_trait("elements of one head", 64),
+    "q_per_kv": size_trait("query heads that share a KV head", 3),
+}
+_READ_TRAITS = {
+    **_HEAD_TRAITS,
+    PAGE_SIZE_TRAIT: size_trait("tokens of one page of the page table", 64),
+    "causal": flag_trait("a query reads no keys beyond its own position", True),
+}
+
+GQA_PROLOGUE = declare_operation(
+    Operation(
+        family="attention",
+        mode="gqa_prologue",
+        roles=ATTENTION_ROLES,
+        traits={**_HEAD_TRAITS, "qk_norm": flag_trait("q and k are normed per head", False)},
+        arguments="q, k, v, positions, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, slots",
+    )
+)
+
+DECODE = declare_operation(
+    Operation(
+        family="attention",
+        mode="decode",
+        roles=ATTENTION_ROLES,
+        traits=_READ_TRAITS,
+        arguments="q, k_cache, v_cache, page_table, seq_lens, scale, out",
+    )
+)
+
+EXTEND = declare_operation(
+    Operation(
+        family="attention",
+        mode="extend",
+        roles=ATTENTION_ROLES,
+        traits=_READ_TRAITS,
+        arguments="q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out",
+    )
+)
+
+
+def attention_signature(kv_dtype: torch.dtype) -> FormatSignature:
+    """The signature with float32 activations and a cache of this dtype; FormatError for a dtype that no cache can
+    have."""
+    return FormatSignature.of(input=FLOAT32, kv=dense(str(kv_dtype).removeprefix("torch.")))
+
+
+def _reference_spec(mode: str, traits: dict[str, TraitBound]) -> KernelSpec:
+    return KernelSpec(
+        name=f"reference_attention_{mode}",
+        family="attention",
+        mode=mode,
+        solution="reference",
+        signatures=frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16)),
+        traits=traits,
+        band=Band.REFERENCE,
+        tags=frozenset({"deterministic"}),
+    )
+
+
+_READ_BOUNDS: dict[str, TraitBound] = {
+    "head_dim": Range(1),
+    "q_per_kv": Range(1),
+    PAGE_SIZE_TRAIT: MultipleOf(1),
+    "causal": one_of(True),
+}
+
+
+def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D] by the angles whose cos and sin are [T, 1, D/2]."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
+@register_kernel(
+    _reference_spec("gqa_prologue", {"head_dim": MultipleOf(2), "q_per_kv": Range(1), "qk_norm": one_of(False, True)})
+)
+def reference_gqa_prologue(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """attention.gqa_prologue by PyTorch."""
+    cos, sin = cos_sin[positions.long()].unsqueeze(1).chunk(2, dim=-1)
+    normed_q = q if q_norm is None else _head_norm(q, q_norm, eps)
+    normed_k = k if k_norm is None else _head_norm(k, k_norm, eps)
+    q.copy_(_rotate(normed_q, cos, sin))
+    granularity = k_cache.shape[2]
+    slots = slots.clamp(min=0)
+    block, offset = slots // granularity, slots % granularity
+    k_cache[block, :, offset] = _rotate(normed_k, cos, sin).to(k_cache.dtype)
+    v_cache[block, :, offset] = v.to(v_cache.dtype)
+
+
+def _attend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    pages: torch.Tensor,
+    seq_len: int,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    """One row: the queries q [n, Hq, D] at its last n positions; pages int32 [max_pages]."""
+    queries, query_heads, head_dim = q.shape
+    heads, granularity = k_cache.shape[1], k_cache.shape[2]
+    used = pages[: (seq_len + granularity - 1) // granularity].long()
+    keys, values = (
+        cache[used].float().transpose(0, 1).reshape(heads, -1, head_dim)[:, :seq_len] for cache in (k_cache, v_cache)
+    )
+    grouped = q.reshape(queries, heads, query_heads // heads, head_dim)
+    scores = torch.einsum("nhgd,hld->nhgl", grouped, keys) * scale
+    position = torch.arange(seq_len - queries, seq_len)
+    hidden = torch.arange(seq_len) > position.unsqueeze(1)
+    scores.masked_fill_(hidden[:, None, None, :], -torch.inf)
+    result = torch.einsum("nhgl,hld->nhgd", torch.softmax(scores, dim=-1), values)
+    out.copy_(result.reshape(queries, query_heads, head_dim))
+    out[position < 0] = 0.0
+
+
+@register_kernel(_reference_spec("extend", _READ_BOUNDS))
+def reference_extend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    """attention.extend by PyTorch: each row's keys and values are gathered, then a softmax over them in float32."""
+    starts = query_start.tolist()
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        queries = slice(starts[row], starts[row + 1])
+        if seq_len == 0:
+            out[queries] = 0.0
+        elif queries.start < queries.stop:
+            _attend(q[queries], k_cache, v_cache, page_table[row], seq_len, scale, out[queries])
+
+
+@register_kernel(_reference_spec("decode", _READ_BOUNDS))
+def reference_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    """attention.decode by PyTorch: an extend of W queries in every row."""
+    rows = seq_lens.shape[0]
+    if rows == 0:
+        return
+    width = q.shape[0] // rows
+    query_start = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
+    reference_extend(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out)
+
+
+def bind_gqa_prologue(
+    *, head_dim: int, q_per_kv: int, qk_norm: bool, kv_dtype: torch.dtype, override: str | None = None
+) -> Bound:
+    """Chooses ``fn(q, k, v, positions, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, slots)``."""
+    traits = {"head_dim": head_dim, "q_per_kv": q_per_kv, "qk_norm": qk_norm}
+    return bind("attention", "gqa_prologue", attention_signature(kv_dtype), traits, override=override)
+
+
+def _bind_read(
+    mode: str, head_dim: int, q_per_kv: int, kernel_page_size: int, kv_dtype: torch.dtype, override: str | None
+) -> Bound:
+    traits = {"head_dim": head_dim, "q_per_kv": q_per_kv, PAGE_SIZE_TRAIT: kernel_page_size, "causal": True}
+    return bind("attention", mode, attention_signature(kv_dtype), traits, override=override)
+
+
+def bind_attention_decode(
+    *, head_dim: int, q_per_kv: int, kernel_page_size: int, kv_dtype: torch.dtype, override: str | None = None
+) -> Bound:
+    """Chooses ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, out)``."""
+    return _bind_read("decode", head_dim, q_per_kv, kernel_page_size, kv_dtype, override)
+
+
+def bind_attention_extend(
+    *, head_dim: int, q_per_kv: int, kernel_page_size: int, kv_dtype: torch.dtype, override: str | None = None
+) -> Bound:
+    """Chooses ``fn(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out)``."""
+    return _bind_read("extend", head_dim, q_per_kv, kernel_page_size, kv_dtype, override)

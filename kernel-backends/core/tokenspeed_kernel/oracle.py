@@ -1,0 +1,123 @@
+"""How good a kernel is here: speed, memory, and whether its numbers were verified on this platform."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tokenspeed_kernel.platform import PlatformInfo
+from tokenspeed_kernel.registry import Band, KernelSpec
+from tokenspeed_kernel.signature import FormatSignature
+from tokenspeed_kernel.traits import TraitValue
+
+BAND_ESTIMATE: dict[Band, float] = {
+    Band.REFERENCE: 0.05,
+    Band.PORTABLE: 0.3,
+    Band.PERFORMANT: 0.6,
+    Band.SPECIALISED: 0.8,
+    Band.PLUGIN: 0.8,
+}
+"""Where nothing was measured: the share of the machine's roofline that kernels of a band usually reach."""
+
+
+@dataclass(frozen=True)
+class MeasurementKey:
+    """What a measured latency belongs to: platform key, kernel, its formats, and the bucket of shapes it was run
+    with."""
+
+    platform: str
+    kernel: str
+    version: str
+    signature: FormatSignature
+    bucket: str
+
+
+@dataclass(frozen=True)
+class VerificationRecord:
+    """The outcome of the numeric comparison with the reference on one platform.
+
+    Attributes:
+        kernel, version: what was compared.
+        platform: PlatformInfo.key.
+        passed: every case was within its bound.
+        error: the worst error, as a share of the bound it had to keep.
+        cases: how many cases ran.
+    """
+
+    kernel: str
+    version: str
+    platform: str
+    passed: bool
+    error: float
+    cases: int
+
+
+@dataclass(frozen=True)
+class ScoreBreakdown:
+    """A candidate's score.
+
+    Attributes:
+        performance: measured: seconds of the median call; estimated: share of the roofline.
+        measured: which of the two it is.
+        memory: workspace bytes of one call.
+        numerics: worst error against the reference as a share of its bound, or None where it was not verified here.
+    """
+
+    performance: float
+    measured: bool
+    memory: int
+    numerics: float | None
+
+    @property
+    def verified(self) -> bool:
+        return self.numerics is not None
+
+    def __str__(self) -> str:
+        speed = f"{self.performance * 1e6:.1f} us measured" if self.measured else f"estimate {self.performance:.2f}"
+        numbers = (
+            "numerics not verified here" if self.numerics is None else f"verified, error {self.numerics:.2f} of bound"
+        )
+        return f"{speed}; workspace {self.memory} B; {numbers}"
+
+
+@dataclass
+class SelectionOracle:
+    """Scores candidates from what was measured and verified; estimates by band where nothing was measured.
+
+    Attributes:
+        measurements: seconds by key.
+        verifications: records by (platform key, kernel name).
+    """
+
+    measurements: dict[MeasurementKey, float] = field(default_factory=dict)
+    verifications: dict[tuple[str, str], VerificationRecord] = field(default_factory=dict)
+
+    def add_verification(self, record: VerificationRecord) -> None:
+        """Keeps the record; a later one for the same kernel and platform replaces it."""
+        self.verifications[record.platform, record.kernel] = record
+
+    def failed(self, spec: KernelSpec, platform: PlatformInfo) -> bool:
+        """Whether this version of the kernel was compared on this platform and found wrong."""
+        record = self.verifications.get((platform.key, spec.name))
+        return record is not None and record.version == spec.version and not record.passed
+
+    def score(
+        self,
+        spec: KernelSpec,
+        platform: PlatformInfo,
+        signature: FormatSignature,
+        traits: Mapping[str, TraitValue],
+        bucket: str,
+    ) -> ScoreBreakdown:
+        """The candidate's score; ``bucket`` names the shapes that count, see selection.OBJECTIVES."""
+        measured = self.measurements.get(MeasurementKey(platform.key, spec.name, spec.version, signature, bucket))
+        record = self.verifications.get((platform.key, spec.name))
+        numerics = None
+        if spec.band is Band.REFERENCE:
+            numerics = 0.0
+        elif record is not None and record.version == spec.version and record.passed:
+            numerics = record.error
+        return ScoreBreakdown(
+            performance=BAND_ESTIMATE[spec.band] if measured is None else measured,
+            measured=measured is not None,
+            memory=0 if spec.workspace is None else spec.workspace(traits),
+            numerics=numerics,
+        )
