@@ -1,0 +1,46 @@
+"""The wire between the processes: msgspec structs in msgpack, versioned, no pickle.
+
+One message a round crosses each way, never one a request: the frontend sends an ``EngineInput`` with everything that
+happened since the last one, the engine answers with an ``EngineOutput`` for the round, and beside it, seldom, an
+``EngineStatus`` (start-up phases, readiness, the end) or an ``EngineSnapshot`` (telemetry).
+"""
+
+from tokenspeed.messages.input import EngineInput, Finish, Submit
+from tokenspeed.messages.output import (
+    EngineOutput,
+    EngineSnapshot,
+    EngineStatus,
+    FinishReason,
+    Phase,
+    PromptLogprobs,
+    RequestOutput,
+    TokenLogprobs,
+)
+from tokenspeed.messages.sampling import SamplingParameters
+from tokenspeed.messages.wire import (
+    PROTOCOL_VERSION,
+    WireError,
+    decode_input,
+    decode_output,
+    encode,
+)
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "EngineInput",
+    "EngineOutput",
+    "EngineSnapshot",
+    "EngineStatus",
+    "Finish",
+    "FinishReason",
+    "Phase",
+    "PromptLogprobs",
+    "RequestOutput",
+    "SamplingParameters",
+    "Submit",
+    "TokenLogprobs",
+    "WireError",
+    "decode_input",
+    "decode_output",
+    "encode",
+]

@@ -1,0 +1,55 @@
+"""What the frontend tells the engine."""
+
+import msgspec
+
+from tokenspeed.messages.sampling import SamplingParameters
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A new request: one choice (``n`` choices are ``n`` requests that share a prefix).
+
+    Attributes:
+        handle: the integer that names the request inside; chosen by the frontend, positive, never used twice.
+        request_id: the name at the edge; for logs and the dashboard only.
+        prompt: int32 token ids in the machine's byte order; at least one token.
+        max_new_tokens: the most tokens to generate; at least 1.
+        declared: whether the client asked for ``max_new_tokens`` (a default of the API counts as undeclared).
+        priority: larger runs first; age breaks ties.
+        namespace: what keeps equal token ids apart in the prefix cache (cache salt, adapter, image hashes).
+        stop_token_ids of the sampling parameters end the request inside the engine; stop strings are found in the
+            frontend, which sends ``Finish``.
+    """
+
+    handle: int
+    request_id: str
+    prompt: bytes
+    max_new_tokens: int
+    sampling: SamplingParameters
+    declared: bool = True
+    priority: int = 0
+    namespace: bytes = b""
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True):
+    """The frontend found a stop string: the request ends, and only ``keep`` of its output tokens count."""
+
+    handle: int
+    keep: int
+
+
+class EngineInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="input"):
+    """Everything the frontend has to say since its last message. Order inside: submits, finishes, aborts.
+
+    Attributes:
+        version: PROTOCOL_VERSION of the sender.
+        submits: new requests.
+        finishes: requests ended by a stop string.
+        aborts: handles whose client went away; an unknown handle is ignored.
+        drain: when true the engine refuses new requests and exits after the last one ended.
+    """
+
+    version: int
+    submits: list[Submit] = []
+    finishes: list[Finish] = []
+    aborts: list[int] = []
+    drain: bool = False

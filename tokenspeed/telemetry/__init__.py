@@ -1,0 +1,1 @@
+"""Metrics, the state snapshot, and what the dashboard reads."""
