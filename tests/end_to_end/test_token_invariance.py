@@ -1,0 +1,123 @@
+"""Tokens depend on the prompt and the sampling parameters, and on nothing else that happens in the engine.
+
+A small random model runs in this process, through scheduler, loop, handle and kernels, under drawn chunks, overlap,
+pool sizes (small ones retract), orders and company; the tokens must be those of each request alone.
+"""
+
+import json
+
+import pytest
+from control_plane import submit
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from in_process_engine import run_requests
+
+from tokenspeed.messages import SamplingParameters, Submit
+from tokenspeed.recipes.resolved import KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
+
+GRANULARITY = 16
+BYTES_PER_BLOCK = 2 * 2 * 2 * GRANULARITY * 16 * 4  # keys and values, layers, heads, tokens, dimensions, float32
+
+MODEL = ModelSource(
+    kind="random",
+    seed=3,
+    random_config=json.dumps(
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 320,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "bos_token_id": 256,
+            "eos_token_id": 257,
+        }
+    ),
+)
+
+
+def config_of(*, chunk: int, overlap: int, blocks: int, prefix_cache: bool, max_seqs: int = 8) -> ResolvedConfig:
+    return ResolvedConfig(
+        name="random",
+        served_name="random",
+        model=MODEL,
+        threads=1,
+        kv=KVConfig(dtype="float32", granularity=GRANULARITY, bytes=(blocks + 1) * BYTES_PER_BLOCK),
+        scheduler=SchedulerSettings(
+            max_len=160, max_seqs=max_seqs, chunk=chunk, overlap=overlap, prefix_cache=prefix_cache
+        ),
+        enforce="determinism",
+    )
+
+
+SHARED = [(11 * i) % 255 for i in range(40)]
+REQUESTS: list[Submit] = [
+    submit(1, SHARED[:5], 90, declared=False),
+    submit(2, SHARED[:33], 30, declared=False),
+    submit(3, [*SHARED, 9, 9], 24),
+    submit(4, [7] * 17, 90, declared=False, sampling=SamplingParameters(temperature=0.8, top_p=0.9, seed=11)),
+    submit(5, [*SHARED[:32], 1, 2, 3], 28, sampling=SamplingParameters(temperature=1.3, top_k=40, seed=12, choice=1)),
+    submit(6, SHARED[:20], 32, sampling=SamplingParameters(top_k=1, repetition_penalty=1.3, presence_penalty=0.5)),
+]
+REQUESTS = [
+    one
+    if one.sampling != SamplingParameters()
+    else submit(
+        one.handle,
+        memoryview(one.prompt).cast("i").tolist(),
+        one.max_new_tokens,
+        declared=one.declared,
+        sampling=SamplingParameters(top_k=1),
+    )
+    for one in REQUESTS
+]
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, list[int]]:
+    """The tokens of each request by itself, whole prompt at once, nothing cached, nothing in flight."""
+    config = config_of(chunk=256, overlap=0, blocks=60, prefix_cache=False)
+    tokens: dict[int, list[int]] = {}
+    for request in REQUESTS:
+        tokens |= run_requests(config, [request]).tokens
+    return tokens
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    chunk=st.sampled_from([8, 9, 16, 31, 64, 256]),
+    overlap=st.integers(0, 1),
+    blocks=st.sampled_from([11, 13, 16, 60]),
+    prefix_cache=st.booleans(),
+    order=st.permutations(REQUESTS),
+    gaps=st.lists(st.integers(0, 5), min_size=len(REQUESTS), max_size=len(REQUESTS)),
+)
+def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
+    alone: dict[int, list[int]],
+    chunk: int,
+    overlap: int,
+    blocks: int,
+    prefix_cache: bool,
+    order: list[Submit],
+    gaps: list[int],
+) -> None:
+    config = config_of(chunk=chunk, overlap=overlap, blocks=blocks, prefix_cache=prefix_cache)
+    run = run_requests(config, order, gaps)
+    assert run.tokens == alone
+    assert run.held == 0
+
+
+def test_a_small_pool_really_retracts_and_a_shared_prefix_really_hits(alone: dict[int, list[int]]) -> None:
+    tight = run_requests(config_of(chunk=64, overlap=1, blocks=11, prefix_cache=True), REQUESTS)
+    assert tight.retractions > 0
+    assert tight.tokens == alone
+    roomy = run_requests(config_of(chunk=64, overlap=1, blocks=60, prefix_cache=True), REQUESTS, [8] * len(REQUESTS))
+    assert roomy.prefix_hit_tokens > 0
+    assert roomy.tokens == alone

@@ -1,0 +1,65 @@
+"""A frontend inside the test: what it sends and what came back, as lists."""
+
+from tokenspeed.messages import (
+    PROTOCOL_VERSION,
+    EngineInput,
+    EngineOutput,
+    EngineSnapshot,
+    EngineStatus,
+    Finish,
+    RequestOutput,
+    Submit,
+)
+from tokenspeed.messages.snapshot import StateSnapshot
+
+
+class MemoryChannel:
+    """Implements the loop's Channel. ``waits`` counts the times the loop had nothing to do and waited."""
+
+    def __init__(self) -> None:
+        self.inbox: list[EngineInput] = []
+        self.outputs: list[RequestOutput] = []
+        self.snapshots: list[StateSnapshot] = []
+        self.messages = 0
+        self.waits = 0
+
+    def send_in(
+        self,
+        *,
+        submits: list[Submit] | None = None,
+        finishes: list[Finish] | None = None,
+        aborts: list[int] | None = None,
+        drain: bool = False,
+    ) -> None:
+        self.inbox.append(
+            EngineInput(
+                version=PROTOCOL_VERSION,
+                submits=submits or [],
+                finishes=finishes or [],
+                aborts=aborts or [],
+                drain=drain,
+            )
+        )
+
+    def receive(self, timeout_ms: int) -> list[EngineInput]:
+        if timeout_ms and not self.inbox:
+            self.waits += 1
+        messages, self.inbox = self.inbox, []
+        return messages
+
+    def send(self, message: EngineOutput | EngineStatus | EngineSnapshot) -> None:
+        if isinstance(message, EngineOutput):
+            self.messages += 1
+            self.outputs.extend(message.outputs)
+        elif isinstance(message, EngineSnapshot):
+            self.snapshots.append(message.snapshot)
+
+    def tokens(self, handle: int) -> list[int]:
+        return [token for output in self.outputs if output.handle == handle for token in output.token_ids]
+
+    def ends(self, handle: int) -> list[str]:
+        """The finish reasons of a request; exactly one when it ended right."""
+        return [o.finish_reason for o in self.outputs if o.handle == handle and o.finish_reason is not None]
+
+    def last(self, handle: int) -> RequestOutput:
+        return [output for output in self.outputs if output.handle == handle][-1]

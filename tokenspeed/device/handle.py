@@ -1,0 +1,106 @@
+"""What the control plane may ask of the execution plane, and nothing else.
+
+The event loop holds a ``DeviceHandle`` and cannot name a runner, backend, pool, stream or buffer. This file imports no
+torch: everything that crosses it is plain data or numpy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenspeed.messages import PromptLogprobs, SamplingParameters
+
+if TYPE_CHECKING:
+    from tokenspeed_scheduler import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowStart:
+    """Said once, when a request begins (or, after a retraction, begins again) in a pool row.
+
+    Attributes:
+        handle: the request.
+        row: its row in the request pool, 1-based; row 0 is the null row.
+        sampling: how its tokens are drawn, logprob counts included.
+        prompt: int32 token ids of the prompt; the sampler counts them where a penalty asks, prompt log-probabilities
+            are taken of them.
+        output: int32 token ids generated before (after a retraction), else empty.
+    """
+
+    handle: int
+    row: int
+    sampling: SamplingParameters
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimings:
+    """Seconds: waiting in the forward thread's queue, preparing inputs on the host, the forward, sampling."""
+
+    queued: float
+    prepare: float
+    forward: float
+    sample: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """The outcome of one plan; row i belongs to row i of the plan.
+
+    Attributes:
+        forward_id: the plan's.
+        tokens: int32 [rows]; -1 where a row does not sample (an intermediate chunk) or its logits were NaN.
+        nan: bool [rows]; the row's logits held a NaN.
+        logprobs: float32 [rows] of the sampled token, or None where no row asked.
+        top_ids, top_logprobs: int32 and float32 [rows, k], k the largest count asked for; or None.
+        prompt_logprobs: plan row to the slice of prompt log-probabilities that this chunk gave.
+        timings: see StepTimings.
+    """
+
+    forward_id: int
+    tokens: NDArray[np.int32]
+    nan: NDArray[np.bool_]
+    logprobs: NDArray[np.float32] | None = None
+    top_ids: NDArray[np.int32] | None = None
+    top_logprobs: NDArray[np.float32] | None = None
+    prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    timings: StepTimings
+
+
+class PendingStep(Protocol):
+    """A step that was handed to the forward thread."""
+
+    @property
+    def forward_id(self) -> int: ...
+
+    def done(self) -> bool:
+        """Whether ``result`` would return (or raise) at once."""
+        ...
+
+    def result(self) -> StepResult:
+        """Waits for the step. Raises ``StepFailed`` where the forward raised."""
+        ...
+
+
+class StepFailed(RuntimeError):
+    """A forward raised; the cause is chained. The rows of its plan have no result; the thread goes on."""
+
+
+class DeviceHandle(Protocol):
+    """The only things the running loop can ask of the device (a test pins the list)."""
+
+    def execute(self, plan: "Plan", starts: Sequence[RowStart]) -> PendingStep:
+        """Queues a plan: image saves and write-backs, zero, copies, restores and load-backs, transfers, batch.
+
+        ``starts`` are the rows of the plan that begin. Never blocks and never raises for what the forward does: that
+        comes out of ``PendingStep.result``. The plan's arrays are kept alive until the step is done.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """Ends the forward thread after what was queued, and frees what the device side holds. May be called twice."""
+        ...

@@ -1,0 +1,55 @@
+"""Plain facts about the device side, known once it is built. No torch here: the control plane reads this."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFacts:
+    """One cache group as the scheduler takes it: logical tokens and whole blocks, no kernel geometry.
+
+    Attributes:
+        group_id: the group's name.
+        kind: "full_history", "sliding_window" or "state".
+        block_granularity: tokens of one block (history kinds).
+        children_per_parent: blocks in one parent.
+        bytes_per_block: size of one block over all its layers.
+        sliding_window_tokens: for sliding windows, else 0.
+    """
+
+    group_id: str
+    kind: str
+    block_granularity: int
+    children_per_parent: int
+    bytes_per_block: int
+    sliding_window_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpecs:
+    """What the builder decided.
+
+    Attributes:
+        groups: the cache groups, in plan order.
+        prefix_granularity: tokens of one prefix page.
+        num_parents: parents in the arena, the null parent not counted.
+        arena_bytes: size of the arena, the null parent included.
+        weight_bytes: bytes of the weights that are mapped or held.
+        workspace_bytes: peak of the forward's buffers.
+        vocab_size: of the model.
+        max_model_len: the longest sequence (prompt and output) one request may have.
+        max_num_seqs: rows in the request pool.
+        device: "cpu" ...
+        kernels: op to the name of the kernel bound to it (the start report).
+    """
+
+    groups: tuple[GroupFacts, ...]
+    prefix_granularity: int
+    num_parents: int
+    arena_bytes: int
+    weight_bytes: int
+    workspace_bytes: int
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    device: str
+    kernels: dict[str, str]

@@ -1,0 +1,250 @@
+"""The event loop: receive, advance, plan, execute, commit what is due, advance, publish. It only sequences.
+
+The scheduler is advanced at two places: at the head of a round with what came from outside (so that admission sees it)
+and at its tail with the results that landed. Whether the next step is planned before the last one's result is known
+(``overlap`` 1) or after (0) changes no token.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tokenspeed.device.handle import DeviceHandle, PendingStep, RowStart, StepFailed
+from tokenspeed.engine.commit import Commit, commit_failure, commit_result
+from tokenspeed.engine.requests import LiveRequest
+from tokenspeed.engine.statistics import EngineStatistics
+from tokenspeed.messages import (
+    PROTOCOL_VERSION,
+    EngineInput,
+    EngineOutput,
+    EngineSnapshot,
+    EngineStatus,
+    RequestOutput,
+    Submit,
+)
+from tokenspeed_scheduler import Abort, Event, Finish, ForwardResult, Plan, RequestRefused, Scheduler
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_MS = 1000
+BLOCKED_WAIT_MS = 5
+"""Between two tries of a scheduler that has work, planned none of it and waits for nothing on the device."""
+
+MAX_FAILED_STEPS = 3
+"""So many steps in a row whose forward raised end the engine: what fails every time is not one request's fault."""
+
+
+class EngineFailure(RuntimeError):
+    """The engine cannot go on; the supervisor starts another."""
+
+
+class Channel(Protocol):
+    """The loop's view of the wire; see EngineChannel."""
+
+    def receive(self, timeout_ms: int) -> list[EngineInput]: ...
+
+    def send(self, message: EngineOutput | EngineStatus | EngineSnapshot) -> None: ...
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    plan: Plan
+    step: PendingStep
+
+
+class EventLoop:
+    """One engine rank's control plane. One thread runs it; it holds no reference to anything on a device.
+
+    Args:
+        scheduler: the C++ state machine.
+        handle: the only door to the device.
+        channel: the wire to the frontend.
+        statistics: counts what happens and builds the snapshots.
+        max_model_len: prompt plus output of one request.
+        overlap: results that may be out when the next step is planned.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        handle: DeviceHandle,
+        channel: Channel,
+        statistics: EngineStatistics,
+        max_model_len: int,
+        overlap: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._handle = handle
+        self._channel = channel
+        self._statistics = statistics
+        self._max_model_len = max_model_len
+        self._overlap = overlap
+        self._clock = clock
+        self._live: dict[int, LiveRequest] = {}
+        self._in_flight: deque[_InFlight] = deque()
+        self._outputs: list[RequestOutput] = []
+        self._failed_in_a_row = 0
+        self._round = 0
+        self._draining = False
+        self._blocked = True
+
+    def run(self) -> None:
+        """Runs until drained. Raises EngineFailure where the engine cannot go on."""
+        while not (self._draining and not self._live and not self._in_flight):
+            self.round()
+        self._publish()
+
+    def round(self) -> None:
+        """One round; waits for input only where there is nothing else to do."""
+        events = self._receive()
+        self._scheduler.advance(events)
+        started = self._clock()
+        plan = self._scheduler.plan()
+        planned = self._clock()
+        commits = self._commit_due(self._execute(plan))
+        self._blocked = self._blocked and not commits  # what landed may have made room
+        committing = self._clock()
+        self._scheduler.advance(commits)
+        self._publish()
+        self._statistics.round_ended(planned - started, self._clock() - committing)
+
+    # Head of a round: what came from outside.
+
+    def _receive(self) -> list[Event]:
+        wait_ms = self._patience_ms()
+        if wait_ms == IDLE_WAIT_MS:
+            self.publish_snapshot()
+        events: list[Event] = []
+        for message in self._channel.receive(wait_ms):
+            for submit in message.submits:
+                self._submit(submit)
+            for finish in message.finishes:
+                if self._live.pop(finish.handle, None) is not None:
+                    events.append(Finish(finish.handle))
+            for handle in message.aborts:
+                if self._live.pop(handle, None) is not None:
+                    self._statistics.aborted += 1
+                    events.append(Abort(handle))
+            self._draining = self._draining or message.drain
+        return events
+
+    def _patience_ms(self) -> int:
+        """How long this round may wait for input: not at all while a step is out or one can be planned."""
+        if self._in_flight or not self._blocked:
+            return 0
+        return BLOCKED_WAIT_MS if self._scheduler.has_work() else IDLE_WAIT_MS
+
+    def _submit(self, submit: Submit) -> None:
+        if self._draining:
+            self._refuse(submit, "draining", "the engine is shutting down and takes no new work")
+            return
+        request = LiveRequest.of(submit, self._max_model_len)
+        try:
+            self._scheduler.submit(
+                submit.handle,
+                request.prompt,
+                max_new_tokens=max(request.limit, 1),
+                declared=submit.declared,
+                priority=submit.priority,
+                namespace=submit.namespace,
+                max_cached_prefix_tokens=0 if submit.sampling.prompt_logprobs >= 0 else -1,
+            )
+        except RequestRefused as error:
+            self._refuse(submit, "context_length_exceeded", str(error))
+        except ValueError as error:
+            self._refuse(submit, "invalid_request", str(error))
+        else:
+            self._live[submit.handle] = request
+
+    def _refuse(self, submit: Submit, code: str, text: str) -> None:
+        self._outputs.append(RequestOutput(handle=submit.handle, finish_reason="error", error=text, error_code=code))
+
+    # The step.
+
+    def _execute(self, plan: Plan) -> bool:
+        """Hands the plan to the device; returns whether there was a step in it."""
+        for abort in plan.aborts:
+            if self._live.pop(abort.handle, None) is not None:
+                self._outputs.append(
+                    RequestOutput(
+                        handle=abort.handle, finish_reason="abort", error=abort.detail, error_code=abort.reason
+                    )
+                )
+        self._blocked = plan.num_rows == 0
+        if self._blocked:
+            return False
+        self._statistics.step_started(plan)
+        self._in_flight.append(_InFlight(plan, self._handle.execute(plan, self._starts(plan))))
+        return True
+
+    def _starts(self, plan: Plan) -> Sequence[RowStart]:
+        starts = []
+        for index in plan.starts.tolist():
+            request = self._live[int(plan.handle[index])]
+            starts.append(request.start(int(plan.row[index]), int(plan.prefix_len[index])))
+        return starts
+
+    # Tail of a round: the results that are due.
+
+    def _commit_due(self, planned: bool) -> list[Event]:
+        """Commits the oldest results until no more are out than may be; a round that planned nothing commits all."""
+        events: list[Event] = []
+        keep = self._overlap if planned else 0
+        while len(self._in_flight) > keep:
+            events.extend(self._commit(self._in_flight.popleft()))
+        return events
+
+    def _commit(self, flight: _InFlight) -> list[Event]:
+        handles = flight.plan.handle
+        try:
+            result = flight.step.result()
+        except StepFailed as error:
+            commit = commit_failure(handles, error.__cause__ or error, self._live)
+            self._count_failure(error)
+        else:
+            commit = commit_result(handles, result, self._live)
+            self._failed_in_a_row = 0
+            self._statistics.step_landed(result.timings)
+        self._statistics.nan_rows += commit.nan_rows
+        self._outputs.extend(commit.outputs)
+        return self._events(flight.plan.forward_id, commit)
+
+    def _events(self, forward_id: int, commit: Commit) -> list[Event]:
+        failed = commit.failed if np.any(commit.failed) else None
+        events: list[Event] = [ForwardResult(forward_id, commit.tokens, failed)]
+        for handle in commit.finished:
+            self._live.pop(handle, None)
+            self._statistics.finished += 1
+            events.append(Finish(handle))
+        for handle in commit.aborted:
+            self._live.pop(handle, None)
+            self._statistics.aborted += 1
+            events.append(Abort(handle))
+        return events
+
+    def _count_failure(self, error: StepFailed) -> None:
+        self._failed_in_a_row += 1
+        self._statistics.failed_steps += 1
+        logger.error("a forward raised (%d in a row)", self._failed_in_a_row, exc_info=error)
+        if self._failed_in_a_row >= MAX_FAILED_STEPS:
+            raise EngineFailure(f"{MAX_FAILED_STEPS} steps in a row failed, the last with: {error.__cause__ or error}")
+
+    def _publish(self) -> None:
+        self._round += 1
+        if self._outputs:
+            self._channel.send(EngineOutput(version=PROTOCOL_VERSION, round=self._round, outputs=self._outputs))
+            self._outputs = []
+        if self._statistics.snapshot_is_due():
+            self.publish_snapshot()
+
+    def publish_snapshot(self) -> None:
+        """Sends the state as it is now."""
+        snapshot = self._statistics.snapshot(self._scheduler, self._live)
+        self._channel.send(EngineSnapshot(version=PROTOCOL_VERSION, snapshot=snapshot))

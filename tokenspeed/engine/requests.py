@@ -1,0 +1,55 @@
+"""What the loop remembers of a request while it lives: what the scheduler and the device need to be told again."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokenspeed.device.handle import RowStart
+from tokenspeed.messages import Submit
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """One live request.
+
+    Attributes:
+        submit: as the frontend sent it.
+        prompt: int32 token ids of the prompt.
+        limit: tokens after which it ends by length: its own ``max_new_tokens`` or what the model length leaves.
+        stop_token_ids: tokens that end it.
+        output: the tokens generated so far.
+        cached_tokens: prompt tokens the prefix cache gave at its first start; -1 before.
+        reported_cached: whether ``cached_tokens`` went out.
+    """
+
+    submit: Submit
+    prompt: NDArray[np.int32]
+    limit: int
+    stop_token_ids: frozenset[int]
+    output: list[int] = field(default_factory=list)
+    cached_tokens: int = -1
+    reported_cached: bool = False
+
+    @classmethod
+    def of(cls, submit: Submit, max_model_len: int) -> "LiveRequest":
+        """Returns the record of a request that was just submitted."""
+        prompt = np.frombuffer(submit.prompt, dtype=np.int32)
+        return cls(
+            submit=submit,
+            prompt=prompt,
+            limit=min(submit.max_new_tokens, max_model_len - len(prompt)),
+            stop_token_ids=frozenset(submit.sampling.stop_token_ids),
+        )
+
+    def start(self, row: int, prefix_len: int) -> RowStart:
+        """Returns what the device must know when the request begins in ``row`` behind a cached prefix."""
+        if self.cached_tokens < 0:
+            self.cached_tokens = min(prefix_len, len(self.prompt))
+        return RowStart(
+            handle=self.submit.handle,
+            row=row,
+            sampling=self.submit.sampling,
+            prompt=self.prompt,
+            output=np.asarray(self.output, dtype=np.int32),
+        )

@@ -1,0 +1,1 @@
+"""Composes both planes into processes: the only room that may see them together."""

@@ -1,0 +1,121 @@
+"""Brings both planes together inside one engine process."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenspeed.device.builder import DeviceBuild, Report, build_device_side
+from tokenspeed.device.handle import DeviceHandle
+from tokenspeed.device.specs import DeviceSpecs
+from tokenspeed.engine.loop import Channel, EngineFailure, EventLoop
+from tokenspeed.engine.statistics import EngineStatistics
+from tokenspeed.messages import (
+    PROTOCOL_VERSION,
+    EngineInput,
+    EngineOutput,
+    EngineSnapshot,
+    EngineStatus,
+    RequestOutput,
+    SamplingParameters,
+    Submit,
+)
+from tokenspeed.recipes.model_config import read_model_config
+from tokenspeed.recipes.resolved import ResolvedConfig, SchedulerSettings
+from tokenspeed_scheduler import CacheGroup, Role, Scheduler, SchedulerConfig
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a rank runs: the loop, and what it must shut down afterwards."""
+
+    loop: EventLoop
+    handle: DeviceHandle
+    specs: DeviceSpecs
+
+
+def scheduler_config(settings: SchedulerSettings, specs: DeviceSpecs) -> SchedulerConfig:
+    """Returns the scheduler's world: the operator's settings and what the device side turned out to be."""
+    return SchedulerConfig(
+        role=Role.FUSED,
+        groups=[
+            CacheGroup(
+                group_id=group.group_id,
+                kind=group.kind,
+                block_granularity=group.block_granularity,
+                children_per_parent=group.children_per_parent,
+            )
+            for group in specs.groups
+        ],
+        num_parents=specs.num_parents,
+        prefix_granularity=specs.prefix_granularity,
+        max_num_seqs=specs.max_num_seqs,
+        max_scheduled_tokens=settings.chunk,
+        max_model_len=specs.max_model_len,
+        overlap_depth=settings.overlap,
+        mixed_batches=settings.mixed,
+        prefix_cache=settings.prefix_cache,
+        headroom_tokens=settings.headroom,
+    )
+
+
+def compose_engine(config: ResolvedConfig, channel: Channel, report: Report) -> Engine:
+    """Builds the device side, then the scheduler over it, then the loop that holds both ends.
+
+    Raises CheckpointError or ValueError where the configuration cannot work.
+    """
+    report("load", 0, 0, f"reading {config.model.path or 'random dimensions'}")
+    build = build_device_side(config, read_model_config(config.model), report=report)
+    report("warm up", 0, 0, "a first token through every room")
+    _first_token(config, build)
+    return Engine(
+        loop=_loop(config, build, channel, EngineStatistics(build.specs, role="fused")),
+        handle=build.handle,
+        specs=build.specs,
+    )
+
+
+def _loop(config: ResolvedConfig, build: DeviceBuild, channel: Channel, statistics: EngineStatistics) -> EventLoop:
+    return EventLoop(
+        scheduler=Scheduler(scheduler_config(config.scheduler, build.specs)),
+        handle=build.handle,
+        channel=channel,
+        statistics=statistics,
+        max_model_len=build.specs.max_model_len,
+        overlap=config.scheduler.overlap,
+    )
+
+
+class _ProbeChannel:
+    """A frontend with one request to make."""
+
+    def __init__(self, probe: Submit) -> None:
+        self._inputs = [EngineInput(version=PROTOCOL_VERSION, submits=[probe], drain=True)]
+        self.outputs: list[RequestOutput] = []
+
+    def receive(self, timeout_ms: int) -> list[EngineInput]:
+        del timeout_ms  # what there is to say is there
+        messages, self._inputs = self._inputs, []
+        return messages
+
+    def send(self, message: EngineOutput | EngineStatus | EngineSnapshot) -> None:
+        if isinstance(message, EngineOutput):
+            self.outputs.extend(message.outputs)
+
+
+def _first_token(config: ResolvedConfig, build: DeviceBuild) -> None:
+    """Runs one request through a loop and a scheduler of its own: ready means that a real token came out.
+
+    The loop that serves starts with clean counters and an empty prefix cache. Raises EngineFailure.
+    """
+    probe = Submit(
+        handle=1,
+        request_id="warm-up",
+        prompt=np.zeros(1, dtype=np.int32).tobytes(),
+        max_new_tokens=2,
+        sampling=SamplingParameters(top_k=1),
+    )
+    channel = _ProbeChannel(probe)
+    _loop(config, build, channel, EngineStatistics(build.specs, role="fused")).run()
+    last = channel.outputs[-1] if channel.outputs else None
+    if last is None or last.finish_reason != "length":
+        raise EngineFailure(f"the first token did not come: {last.error if last else 'no output at all'}")

@@ -1,0 +1,134 @@
+"""One engine rank: ``python -m tokenspeed.launch.rank INPUT OUTPUT`` with the configuration on standard input.
+
+Started by the supervisor, never by hand. It ends when its standard input closes: an engine without its API process
+would hold the memory for nobody.
+"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+
+from tokenspeed.engine.channel import EngineChannel
+from tokenspeed.engine.loop import EngineFailure
+from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE
+from tokenspeed.launch.compose import Engine, compose_engine
+from tokenspeed.messages import PROTOCOL_VERSION, EngineStatus, Phase
+from tokenspeed.recipes.resolved import ResolvedConfig
+
+logger = logging.getLogger("tokenspeed.engine")
+
+LIFE_LINE = 0
+"""The file descriptor of standard input."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the GIL from another: the loop and the forward thread hand over many times a step."""
+
+
+def main(arguments: list[str]) -> int:
+    """Runs one engine to its end and returns the process's exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    config = ResolvedConfig.model_validate_json(_first_line())
+    _end_with_parent()
+    channel = EngineChannel(*arguments)
+    try:
+        return _serve(config, channel)
+    finally:
+        channel.close()
+
+
+def _serve(config: ResolvedConfig, channel: EngineChannel) -> int:
+    def report(phase: Phase, done: int = 0, total: int = 0, detail: str = "") -> None:
+        channel.send(_status(phase, done=done, total=total, detail=detail))
+
+    engine: Engine | None = None
+    try:
+        engine = compose_engine(config, channel, report)
+        # What lives now lives until the end: the collector need not look at it again.
+        gc.collect()
+        gc.freeze()
+        channel.send(_status("ready", facts=_facts(engine)))
+        engine.loop.run()
+    except ValueError as error:
+        # The configuration or the checkpoint is at fault, and the message says how.
+        channel.send(_status("failed", error=str(error)))
+        logger.error("%s", error, exc_info=logger.isEnabledFor(logging.DEBUG))
+        return EXIT_CONFIGURATION
+    except EngineFailure as error:
+        channel.send(_status("failed", error=str(error)))
+        return EXIT_FAILURE
+    except Exception as error:
+        channel.send(_status("failed", error=f"{type(error).__name__}: {error}"))
+        logger.exception("the engine failed")
+        return EXIT_FAILURE
+    finally:
+        if engine is not None:
+            engine.handle.shutdown()
+    channel.send(_status("stopped"))
+    return 0
+
+
+def _status(
+    phase: Phase,
+    *,
+    done: int = 0,
+    total: int = 0,
+    detail: str = "",
+    error: str = "",
+    facts: dict[str, str | int | float | bool | dict[str, str] | None] | None = None,
+) -> EngineStatus:
+    return EngineStatus(
+        version=PROTOCOL_VERSION,
+        phase=phase,
+        done=done,
+        total=total,
+        detail=detail,
+        pid=os.getpid(),
+        facts=facts or {},
+        error=error,
+    )
+
+
+def _facts(engine: Engine) -> dict[str, str | int | float | bool | dict[str, str] | None]:
+    specs = engine.specs
+    return {
+        "device": specs.device,
+        "max_model_len": specs.max_model_len,
+        "max_num_seqs": specs.max_num_seqs,
+        "kv_tokens": specs.num_parents * specs.groups[0].children_per_parent * specs.groups[0].block_granularity,
+        "kv_bytes": specs.arena_bytes,
+        "weight_bytes": specs.weight_bytes,
+        "workspace_bytes": specs.workspace_bytes,
+        "vocab_size": specs.vocab_size,
+        "kernels": specs.kernels,
+    }
+
+
+def _first_line() -> bytes:
+    """Returns the first line of standard input. Unbuffered, as the life line's thread reads on where this ends."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        data = os.read(LIFE_LINE, 1 << 16)
+        if not data:
+            break
+        line += data
+    return bytes(line)
+
+
+def _end_with_parent() -> None:
+    """Ends this process at once when standard input closes."""
+
+    def watch() -> None:
+        while os.read(LIFE_LINE, 1):
+            pass
+        os._exit(EXIT_FAILURE)
+
+    threading.Thread(target=watch, name="life line", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
