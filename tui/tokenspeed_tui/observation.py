@@ -1,0 +1,51 @@
+"""What one look at a server brought, before anybody interprets it. It is also a line of a recording."""
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import msgspec
+
+RECORDING_VERSION = 1
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The answer of one probe: ``status`` is the HTTP status, None where nothing answered."""
+
+    status: int | None = None
+
+    @property
+    def passed(self) -> bool | None:
+        """True, False, or None where nothing answered or the server has no such probe."""
+        if self.status is None or self.status == 404:
+            return None
+        return 200 <= self.status < 300
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One look at a server.
+
+    Attributes:
+        version: RECORDING_VERSION of the writer.
+        time: seconds since the epoch, by the observer's clock, when the answers were in.
+        url: of the server, without a trailing slash.
+        live, ready, progress: the three probes.
+        state: the body of ``GET /v1/internal/state`` as it came; None where none came.
+        error: why no state came; one line.
+    """
+
+    version: int
+    time: float
+    url: str
+    live: Probe = Probe()
+    ready: Probe = Probe()
+    progress: Probe = Probe()
+    state: dict[str, Any] | None = None
+    error: str = ""
+
+
+class Source(Protocol):
+    """Where observations come from: a server, or a recording."""
+
+    def observations(self) -> AsyncIterator[Observation]:
+        """Yields an observation each time one is asked for; a recording ends, a server does not. Never raises for a
+        server that is away: that is an observation with ``error``."""

@@ -1,0 +1,162 @@
+"""Figures and short texts as the screen shows them. What is unknown is a dash, never 0."""
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+DASH = "–"
+ELLIPSIS = "…"
+TITLE_STYLE = "bold"
+RULE_STYLE = "dim"
+GOOD_STYLE = "green"
+BAD_STYLE = "bold red"
+WARN_STYLE = "bold yellow"
+
+
+def count(value: int | None) -> str:
+    """A whole number in at most six characters: 12,345 then 123k, 12.3M."""
+    if value is None:
+        return DASH
+    if abs(value) < 100_000:
+        return f"{value:,}"
+    for unit, size in (("k", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12)):
+        scaled = value / size
+        if abs(scaled) < 99.95:
+            return f"{scaled:.1f}{unit}"
+        if abs(scaled) < 999.5:
+            return f"{scaled:.0f}{unit}"
+    return f"{value / 1e15:.1e}P"
+
+
+def rate(value: float | None) -> str:
+    """A figure per second in at most six characters; something that moves is never shown as 0."""
+    if value is None:
+        return DASH
+    if value == 0:
+        return "0"
+    if value < 0.1:
+        return "<0.1"
+    return f"{value:.1f}" if value < 99.95 else count(round(value))
+
+
+def milliseconds(value: float | None) -> str:
+    """Milliseconds without their unit."""
+    if value is None:
+        return DASH
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else count(round(value))
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 as per cent."""
+    return DASH if share is None else f"{100 * share:.0f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """A span of time in its two leading units."""
+    if seconds is None:
+        return DASH
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600}h"
+
+
+def size(number_of_bytes: int | None) -> str:
+    """Bytes in binary units."""
+    if number_of_bytes is None:
+        return DASH
+    scaled = float(number_of_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if scaled < 1024:
+            return f"{scaled:.0f} {unit}" if unit == "B" or scaled >= 99.95 else f"{scaled:.1f} {unit}"
+        scaled /= 1024
+    return f"{scaled:.1f} TiB"
+
+
+def word(value: str | None) -> str:
+    """A text, or a dash where there is none."""
+    return value or DASH
+
+
+def fitted(text: str, width: int, *, right: bool = False, keep_end: bool = False) -> str:
+    """The text in exactly ``width`` cells: cut with an ellipsis (at the front with ``keep_end``), or padded."""
+    if width <= 0:
+        return ""
+    length = cell_len(text)
+    if length > width:
+        if keep_end:
+            return ELLIPSIS + _tail(text, width - 1)
+        return set_cell_size(text, width - 1) + ELLIPSIS
+    return " " * (width - length) + text if right else text + " " * (width - length)
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a text, in exactly ``width`` cells."""
+    tail = text
+    while cell_len(tail) > width:
+        tail = tail[1:]
+    return " " * (width - cell_len(tail)) + tail
+
+
+def line(*parts: str | tuple[str, str]) -> Text:
+    """A line from plain and styled parts."""
+    return Text.assemble(*parts, no_wrap=True, end="")
+
+
+def cut(text: Text, width: int) -> Text:
+    """A line in exactly ``width`` cells."""
+    text = text.copy()
+    text.truncate(max(width, 0), overflow="ellipsis", pad=True)
+    return text
+
+
+def title(name: str, width: int, *notes: str) -> Text:
+    """A rule with a name in it and notes after it; notes that do not fit are left out, the last first."""
+    kept = list(notes)
+    while kept and cell_len("── " + " ── ".join([name, *kept]) + " ") > width:
+        kept.pop()
+    text = line(("── ", RULE_STYLE), (name, TITLE_STYLE))
+    for note in kept:
+        text.append(" ── ", RULE_STYLE)
+        text.append(note)
+    text.append(" ", RULE_STYLE)
+    text.append("─" * max(0, width - text.cell_len), RULE_STYLE)
+    return cut(text, width)
+
+
+def shares(amounts: list[int], cells: int) -> list[int]:
+    """Deals ``cells`` out in proportion (largest remainder): whatever is above 0 gets a cell, 0 gets none.
+
+    Returns one count an amount; their sum is ``cells`` unless every amount is 0 (then all are 0). Where there are
+    fewer cells than amounts above 0, the first ones get them.
+    """
+    total = sum(amounts)
+    if total <= 0:
+        return [0] * len(amounts)
+    exact = [amount * cells / total for amount in amounts]
+    dealt = [max(int(part), 1 if amount > 0 else 0) for part, amount in zip(exact, amounts, strict=True)]
+    while sum(dealt) < cells:
+        dealt[max(range(len(dealt)), key=lambda index: exact[index] - dealt[index])] += 1
+    while sum(dealt) > cells:
+        largest = max(dealt)
+        dealt[len(dealt) - 1 - dealt[::-1].index(largest)] -= 1
+    return dealt
+
+
+def strip(parts: list[tuple[str, str, int]], cells: int) -> Text:
+    """A strip of ``cells`` letters: for each (letter, style, amount) its share of them."""
+    dealt = shares([amount for _, _, amount in parts], cells)
+    return line(*((letter * number, style) for (letter, style, _), number in zip(parts, dealt, strict=True)))
+
+
+def sparkline(values: tuple[float, ...], cells: int) -> str:
+    """The last ``cells`` values as bars of eight heights over 0; 0 is the lowest bar."""
+    bars = "▁▂▃▄▅▆▇█"
+    recent = values[-cells:] if cells > 0 else ()
+    top = max(recent, default=0.0)
+    return "".join(bars[round(value / top * (len(bars) - 1))] if top > 0 else bars[0] for value in recent)

@@ -1,0 +1,190 @@
+"""A server's state, read without trusting it: whatever is missing or of another type is None and shown as a dash.
+
+The structs mirror those of ``tokenspeed.telemetry.snapshot`` field by field (a test pins that), with None allowed
+everywhere: a dashboard must not go blank because the server it looks at is a version older or newer.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from tokenspeed.telemetry.snapshot import STATES
+
+_View = TypeVar("_View", bound=msgspec.Struct)
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of one cache group, see GroupSnapshot."""
+
+    group_id: str | None = None
+    kind: str | None = None
+    block_granularity: int | None = None
+    bytes_per_block: int | None = None
+    total: int | None = None
+    held: int | None = None
+    cached: int | None = None
+    free: int | None = None
+    pinned: int | None = None
+
+
+class FlowView(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests ever went from one state to another, see FlowSnapshot."""
+
+    source: str | None = None
+    target: str | None = None
+    count: int | None = None
+
+
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One live request, see RequestSnapshot."""
+
+    handle: int | None = None
+    request_id: str | None = None
+    state: str | None = None
+    age_rounds: int | None = None
+    priority: int | None = None
+    prompt_tokens: int | None = None
+    computed_tokens: int | None = None
+    generated_tokens: int | None = None
+    cached_tokens: int | None = None
+    blocks: int | None = None
+    retractions: int | None = None
+    reason: str | None = None
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a step's time went, in milliseconds, see StepSnapshot."""
+
+    plan_ms: float | None = None
+    device_ms: float | None = None
+    commit_ms: float | None = None
+    bubble_ms: float | None = None
+
+
+class CounterView(msgspec.Struct, frozen=True, kw_only=True):
+    """Totals since the engine started, see CounterSnapshot."""
+
+    rounds: int | None = None
+    steps: int | None = None
+    prefill_tokens: int | None = None
+    decode_tokens: int | None = None
+    prefix_query_tokens: int | None = None
+    prefix_hit_tokens: int | None = None
+    finished: int | None = None
+    aborted: int | None = None
+    retractions: int | None = None
+    nan_rows: int | None = None
+    failed_steps: int | None = None
+    ignored_results: int | None = None
+
+
+class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's state at one moment, see StateSnapshot. ``states`` has all twelve names."""
+
+    time: float | None = None
+    uptime_s: float | None = None
+    role: str | None = None
+    states: dict[str, int | None] = {}
+    groups: tuple[GroupView, ...] = ()
+    flows: tuple[FlowView, ...] = ()
+    counters: CounterView = CounterView()
+    step: StepView = StepView()
+    running: int | None = None
+    waiting: int | None = None
+    last_progress: float | None = None
+    has_work: bool | None = None
+    requests: tuple[RequestView, ...] = ()
+    requests_omitted: int | None = None
+
+
+class ServerView(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of ``GET /v1/internal/state``.
+
+    Attributes:
+        snapshot: the engine's last one; None before the first.
+        model: the served name. recipe, profile, recipe_hash: where its configuration came from.
+        phase, detail, error: where the engine process stands, and what went wrong.
+        vendor, devices: what it runs on, and on how many.
+        lost: how many engine processes were lost so far.
+        max_model_len: the most tokens of one request, from the engine's facts.
+        age_s: how old the snapshot was when the server answered, by the server's clock.
+        server_time: that clock, seconds since the epoch.
+    """
+
+    snapshot: SnapshotView | None = None
+    model: str | None = None
+    recipe: str | None = None
+    profile: str | None = None
+    recipe_hash: str | None = None
+    phase: str | None = None
+    detail: str | None = None
+    error: str | None = None
+    vendor: str | None = None
+    devices: int | None = None
+    lost: int | None = None
+    max_model_len: int | None = None
+    age_s: float | None = None
+    server_time: float | None = None
+
+
+def read_server(raw: Mapping[str, Any]) -> ServerView:
+    """Reads the body of ``GET /v1/internal/state``; never raises."""
+    server = _lenient(ServerView, raw)
+    snapshot, facts = raw.get("snapshot"), raw.get("facts")
+    return msgspec.structs.replace(
+        server,
+        snapshot=_snapshot(snapshot) if isinstance(snapshot, Mapping) else None,
+        max_model_len=_count(facts.get("max_model_len")) if isinstance(facts, Mapping) else None,
+    )
+
+
+def _snapshot(raw: Mapping[str, Any]) -> SnapshotView:
+    states = raw.get("states")
+    counts = states if isinstance(states, Mapping) else {}
+    return msgspec.structs.replace(
+        _lenient(SnapshotView, raw),
+        states={name: _count(counts.get(name)) for name in STATES},
+        groups=tuple(_lenient(GroupView, item) for item in _items(raw.get("groups"))),
+        flows=tuple(_flow(item) for item in _items(raw.get("flows"))),
+        counters=_lenient(CounterView, raw.get("counters")),
+        step=_lenient(StepView, raw.get("step")),
+        requests=tuple(_lenient(RequestView, item) for item in _items(raw.get("requests"))),
+    )
+
+
+def _lenient(kind: type[_View], raw: object) -> _View:
+    """The plain fields of a struct; nested ones keep their default and are read by their own functions."""
+    if not isinstance(raw, Mapping):
+        return kind()
+    values: dict[str, object] = {}
+    for field in msgspec.structs.fields(kind):
+        value = raw.get(field.name)
+        if value is None or isinstance(value, Mapping | list):
+            continue
+        try:
+            converted = msgspec.convert(value, field.type)
+        except msgspec.ValidationError:
+            continue
+        values[field.name] = clean(converted) if isinstance(converted, str) else converted
+    return kind(**values)
+
+
+def clean(text: str) -> str:
+    """Text from elsewhere (a request id is chosen by a client) without anything that a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _items(raw: object) -> list[object]:
+    return raw if isinstance(raw, list) else []
+
+
+def _count(raw: object) -> int | None:
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
+
+
+def _flow(raw: object) -> FlowView:
+    """A flow is an array on the wire; an object with the same names is read too."""
+    if isinstance(raw, list) and len(raw) == 3:
+        return _lenient(FlowView, dict(zip(("source", "target", "count"), raw, strict=True)))
+    return _lenient(FlowView, raw)
