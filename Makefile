@@ -1,0 +1,145 @@
+# One command to a running model: make run. Everything is set up once, in .venv; "make help" lists the rest.
+#
+# Stamps of the set-up lie in .make/, each newer than what it was made from, so a second "make run" starts at once. Local
+# distributions are installed from their folders and from nowhere else (--no-index); only third parties come from the
+# package index, by scripts/third_party.py.
+
+MODEL   ?= smollm2-135m
+PROFILE ?=
+PORT    ?=
+SET     ?=
+DRY     ?=
+DETACH  ?=
+PYTHON  ?=
+
+# CPU machines want PyTorch's CPU build, which is a tenth of the size: where the package index serves another one, name an
+# extra index that has it.
+TORCH_SPEC  ?= torch==2.13.0
+TORCH_INDEX ?=
+
+BIN        := .venv/bin
+PIP        := $(BIN)/python -m pip --disable-pip-version-check --no-input
+LOCAL      := $(PIP) install --quiet --no-index --no-deps --no-build-isolation --no-warn-conflicts
+STEP       := scripts/step.sh
+PROJECTS   := $(wildcard pyproject.toml scheduler/pyproject.toml tui/pyproject.toml kernel-backends/*/pyproject.toml)
+SCHEDULER  := $(shell find scheduler -name build -prune -o \( -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt \) -print)
+KERNEL_CPU := $(shell find kernel-backends/cpu -name build -prune -o \( -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt \) -print)
+
+RUN_OPTIONS = $(if $(PROFILE),--profile "$(PROFILE)") $(if $(PORT),--port "$(PORT)") $(if $(SET),--set "$(SET)")
+PORT_OPTION = $(if $(PORT),--port "$(PORT)")
+
+.PHONY: help setup setup-test setup-lint run plan recipes doctor stop status logs top test test-long ctest lint image image-test clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
+	@echo
+	@echo '  variables: MODEL=$(MODEL) PROFILE= PORT= SET="key=value ..." DRY=1 DETACH=1 PYTHON= TORCH_SPEC=$(TORCH_SPEC) TORCH_INDEX='
+
+# ----------------------------------------------------------------------------------------------------------- using it
+
+run: setup ## serve MODEL; DRY=1 prints what would happen, DETACH=1 runs in the background
+	@$(BIN)/tokenspeed serve "$(MODEL)" $(RUN_OPTIONS) $(if $(DRY),--dry-run) $(if $(DETACH),--detach)
+
+plan: setup ## what MODEL would need, and where every setting comes from
+	@$(BIN)/tokenspeed recipe plan "$(MODEL)" $(RUN_OPTIONS)
+
+recipes: setup ## the models there are recipes for
+	@$(BIN)/tokenspeed recipe list
+
+doctor: setup ## what would keep a model from running here, and what mends it
+	@$(BIN)/tokenspeed doctor $(PORT_OPTION)
+
+stop: setup ## stop the running server; it drains first
+	@$(BIN)/tokenspeed stop $(PORT_OPTION)
+
+status: setup ## the running servers and their probes
+	@$(BIN)/tokenspeed status $(PORT_OPTION)
+
+logs: setup ## follow the log of a server in the background
+	@$(BIN)/tokenspeed logs --follow $(PORT_OPTION)
+
+top: setup ## the dashboard
+	@$(BIN)/tokenspeed top $(if $(PORT),--url "http://127.0.0.1:$(PORT)")
+
+# ------------------------------------------------------------------------------------------------------------- set-up
+
+# Three chains side by side: the native builds need a compiler and the build tools, not the third parties. The files of
+# requirements change only when their content does, so an edit elsewhere in a pyproject.toml installs nothing anew.
+setup: .make/begin
+	@$(MAKE) --silent --no-print-directory --jobs=3 .make/run
+
+setup-test: .make/begin
+	@$(MAKE) --silent --no-print-directory --jobs=3 .make/test
+
+setup-lint: .make/begin
+	@$(MAKE) --silent --no-print-directory --jobs=3 .make/dev
+
+# Without a .venv no stamp is true.
+.PHONY: .make/begin
+.make/begin:
+	@[ -x $(BIN)/python ] || rm -rf .make
+	@mkdir -p .make
+
+.make/python-path: scripts/preflight.sh
+	@scripts/preflight.sh "$(PYTHON)" > $@.new && mv $@.new $@
+
+.make/requirements-%.txt: $(PROJECTS) scripts/third_party.py .make/python-path
+	@"$$(cat .make/python-path)" scripts/third_party.py $* > $@.new
+	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+.make/tools: .make/requirements-build.txt
+	@$(STEP) tools "virtual environment and build tools" scripts/install_tools.sh $<
+	@touch $@
+
+.make/third-party: .make/tools .make/requirements-run.txt
+	@$(STEP) third-party "torch and other packages" $(PIP) install $(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") \
+		"$(TORCH_SPEC)" --requirement .make/requirements-run.txt
+	@touch $@
+
+.make/scheduler: .make/tools $(SCHEDULER)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) scheduler "scheduler (C++)" $(LOCAL) --editable scheduler
+	@touch $@
+
+.make/kernel-cpu: .make/tools $(KERNEL_CPU)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) kernel-cpu "CPU kernels (C++)" $(LOCAL) --editable kernel-backends/cpu
+	@touch $@
+
+.make/run: .make/third-party .make/scheduler .make/kernel-cpu
+	@$(STEP) local "our own packages" $(LOCAL) --editable kernel-backends/core --editable . --editable tui
+	@touch $@
+
+.make/test: .make/run .make/requirements-test.txt
+	@$(STEP) test-packages "packages for tests" $(PIP) install "$(TORCH_SPEC)" --requirement .make/requirements-test.txt
+	@touch $@
+
+.make/dev: .make/test .make/requirements-dev.txt
+	@$(STEP) dev-packages "packages for checks" $(PIP) install --requirement .make/requirements-dev.txt
+	@touch $@
+
+# --------------------------------------------------------------------------------------------------------- proving it
+
+test: setup-test ctest ## all tests that belong to every change
+	@$(BIN)/python -m pytest -m "not long"
+
+test-long: setup-test ctest ## all tests, the long ones too
+	@$(BIN)/python -m pytest
+
+ctest: setup-test
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) ctest-build "C++ tests" scripts/build_cpp_tests.sh
+	@$(BIN)/ctest --test-dir build/cpp-tests --output-on-failure --no-tests=error --parallel 2
+
+lint: setup-lint ## format, style, types, and who may import whom
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+image: ## build images/cpu with docker or podman
+	@images/cpu/build.sh
+
+image-test: ## build the image and serve from it, in containers
+	@scripts/image_test.sh
+
+clean: ## remove what was set up and built; downloaded weights stay
+	rm -rf .venv .make build dist scheduler/build kernel-backends/*/build

@@ -1,0 +1,225 @@
+"""The command line: what it prints, what it refuses, and with which exit code."""
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tokenspeed.cli import main as command
+from tokenspeed.cli.servers import (
+    ServerError,
+    ServerRecord,
+    find_server,
+    record_running,
+    running_servers,
+    without_detach,
+)
+from tokenspeed.cli.start import claim_port, refuse_foreign_distributions
+from tokenspeed.recipes.flags import FLAGS
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Records, logs and downloads of a test stay in its folder."""
+    monkeypatch.setenv("TOKENSPEED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TOKENSPEED_RECIPES", raising=False)
+    return tmp_path / "cache"
+
+
+class Outcome:
+    """What one command did."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def tokenspeed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command line in this process; a traceback would be an error of the test."""
+
+    def run(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["tokenspeed", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        printed = capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['tokenspeed', '--help']\n"
+        "from tokenspeed.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'pydantic', 'yaml', 'fastapi', 'numpy', 'huggingface_hub', 'textual', 'httpx', 'msgspec'}\n"
+        "print('LOADED', sorted(heavy & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "serve" in printed
+    assert printed.splitlines()[-1] == "LOADED []"
+
+
+def test_planning_loads_no_torch() -> None:
+    program = (
+        "import sys; sys.argv = ['tokenspeed', 'recipe', 'plan', 'kimi-k2.5']\n"
+        "from tokenspeed.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print('LOADED', sorted({'torch', 'transformers', 'tokenspeed_kernel'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines()[-1] == "LOADED []"
+
+
+def test_a_dry_run_prints_everything_and_starts_nothing(tokenspeed: Command, own_cache: Path) -> None:
+    done = tokenspeed(
+        "run", "smollm2-135m", "--dry-run", "--max-num-seqs", "4", "--set", "kv.granularity=32", "--no-mixed-batches"
+    )
+    assert done.code == 0
+    lines = [line.split() for line in done.out.splitlines()]
+    assert ["scheduler.max_seqs", "4", "--max-num-seqs"] in lines
+    assert ["kv.granularity", "32", "SET", "kv.granularity"] in lines
+    assert ["scheduler.mixed", "False", "--mixed-batches"] in lines
+    assert "profile cpu: functional" in done.out
+    assert "fetched at the start" in done.out
+    assert done.out.splitlines()[-1] == "nothing was started (dry run)"
+    assert not own_cache.exists()
+
+
+MISTAKES: list[tuple[str, int, str]] = [
+    ("run smollm2", 2, 'there is no recipe "smollm2"; did you mean "smollm2-135m"?'),
+    ("run ./", 2, "a file or folder is served by: tokenspeed serve ./"),
+    ("serve smollm2", 2, '"smollm2" is no recipe and no file or folder; did you mean "smollm2-135m"?'),
+    ("serve ./absent.gguf", 2, "absent.gguf: there is no such file or folder"),
+    ("run smollm2-135m --profile tpu", 2, 'no profile "tpu"; did you mean "cpu"?'),
+    ("run smollm2-135m --set scheduler.maxlen=1", 2, 'unknown key "maxlen" in scheduler; did you mean "max_len"?'),
+    ("run smollm2-135m --overlap-depth 7", 2, "--overlap-depth: scheduler.overlap: input should be less than"),
+    ("run smollm2-135m --kv-cache-dtype int3", 2, "--kv-cache-dtype: kv.dtype: input should be 'auto'"),
+    ("run smollm2-135m --max-model-len 100000", 2, "scheduler.max_len is 100000, the model's context is 8192"),
+    ("run smollm2-135m --tensor-parallel-size 2", 2, "tensor parallelism (parallel.tp = 2)"),
+    ("run smollm2-135m --kv-cache-gb 0.01 --max-model-len 8000", 3, "--max-model-len 192 fits"),
+    ("run smollm2-135m --max-num-seqs many", 2, "Invalid value for '--max-num-seqs'"),
+    ("run smollm2-135m --bogus", 2, "No such option: --bogus"),
+    ("run kimi-k2.5 --profile b200-nvfp4", 2, "profile b200-nvfp4 of kimi-k2.5 is unsupported; it asks for"),
+    ("recipe plan kimi-k2.5 --hardware a3 --profile nope", 2, 'no profile "nope"'),
+    ("recipe plan kimi-k2.5 --hardware a2", 3, "needs 16 x npu (a3) with 64 GB each; there are 8 x npu (a2)"),
+    ("recipe show ./absent.yaml", 2, "absent.yaml: cannot be read"),
+    ("stop", 2, "no server of yours runs; start one"),
+    ("logs --port 9", 2, "only servers started with --detach"),
+]
+
+
+@pytest.mark.parametrize(("line", "code", "told"), MISTAKES)
+def test_a_mistake_is_a_message_never_a_traceback(tokenspeed: Command, line: str, code: int, told: str) -> None:
+    done = tokenspeed(*line.split())
+    assert (done.code, told in done.err) == (code, True), done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 64, b"PK\x03\x04"])
+def test_a_damaged_file_is_named(tokenspeed: Command, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(content)
+    done = tokenspeed("serve", str(path))
+    assert done.code == 2
+    assert str(path) in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_taken_port_is_found_before_anything_is_loaded(tokenspeed: Command, own_cache: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = tokenspeed("run", "smollm2-135m", "--profile", "smoke", "--port", str(port))
+    assert done.code == 2
+    assert f"port {port} on 127.0.0.1 is taken: choose another with --port {port + 1}" in done.err
+    assert not own_cache.exists()
+
+
+def test_ports() -> None:
+    assert claim_port("127.0.0.1", 0) > 0
+    with pytest.raises(ServerError, match=r"cannot listen on 192\.0\.2\.1 port 0"):
+        claim_port("192.0.2.1", 0)
+
+
+def test_recipes_are_listed_shown_and_validated(tokenspeed: Command, tmp_path: Path) -> None:
+    listed = tokenspeed("recipe", "list")
+    assert listed.code == 0
+    assert "smollm2-135m" in listed.out
+    shown = tokenspeed("recipe", "show", "qwen3-0.6b")
+    assert "repository: Qwen/Qwen3-0.6B" in shown.out
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("name: broken\nprofile: {}\n")
+    checked = tokenspeed("recipe", "validate", "kimi-k2.5", str(broken))
+    assert checked.code == 2
+    assert "kimi-k2.5.yaml: right (b200-nvfp4, h200-int4, mi355x-mxfp4, a3-w4a8, smoke)" in checked.out
+    assert f'{broken}:2:1: unknown key "profile"; did you mean "profiles"?' in checked.out
+
+
+def test_explain_names_the_source_of_every_value(tokenspeed: Command) -> None:
+    done = tokenspeed("recipe", "explain", "smollm2-135m", "--port", "8001")
+    rows = {line.split()[0]: line.split()[1:] for line in done.out.splitlines()}
+    assert rows["api.port"] == ["8001", "--port"]
+    assert rows["api.host"] == ["127.0.0.1", "default"]
+    assert rows["scheduler.chunk"][0] == "256"
+    assert rows["scheduler.chunk"][1:3] == ["profile", "cpu"]
+    assert {flag.key for flag in FLAGS} <= set(rows)
+
+
+def test_kimi_can_be_planned_for_a_machine_that_is_not_here(tokenspeed: Command) -> None:
+    done = tokenspeed("recipe", "plan", "kimi-k2.5", "--hardware", "b200")
+    assert done.code == 0
+    assert "profile b200-nvfp4: unsupported" in done.out
+    assert "35,136 B a token a rank in float8_e4m3" in done.out
+
+
+def test_a_running_server_is_found_by_its_own_process(own_cache: Path) -> None:
+    record = ServerRecord.of_this_process("some", "0.0.0.0", 8123)
+    assert record.url == "http://127.0.0.1:8123"
+    assert ServerRecord.of_this_process("some", "::", 1).url == "http://[::1]:1"
+    with record_running(record):
+        assert running_servers() == [record]
+        assert find_server(8123) == record
+        with pytest.raises(ServerError, match="on port 8124"):
+            find_server(8124)
+        # The same pid started at another time is another process.
+        stale = {**json.loads((own_cache / "run" / "8123.json").read_text()), "port": 8124, "started": 1}
+        (own_cache / "run" / "8124.json").write_text(json.dumps(stale))
+        (own_cache / "run" / "8125.json").write_text("not JSON")
+        assert running_servers() == [record]
+        assert not (own_cache / "run" / "8124.json").exists()
+    assert running_servers() == []
+
+
+def test_the_background_gets_the_same_command_and_one_port() -> None:
+    assert without_detach(["serve", "m", "--detach", "--port", "0", "--seed", "1"]) == ["serve", "m", "--seed", "1"]
+    assert without_detach(["serve", "m", "--port=0", "--detach"]) == ["serve", "m"]
+
+
+def test_a_foreign_distribution_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_foreign_distributions()
+    metadata = tmp_path / "tokenspeed_scheduler-0.1.42.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tokenspeed-scheduler\nVersion: 0.1.42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ServerError, match=r"tokenspeed-scheduler 0\.1\.42 is installed"):
+        refuse_foreign_distributions()
+
+
+def test_doctor_and_env_look_at_this_machine(tokenspeed: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        examined = tokenspeed("doctor", "--port", str(port))
+    assert f"warn  port {port}" in examined.out
+    assert "ok    Python 3." in examined.out
+    facts = json.loads(tokenspeed("env", "--json").out)
+    assert facts["torch"] != "not installed"
+    assert "cores" in facts["machine"]
+    assert "paged_gqa" in facts["attention backends"]
+    assert "reference" in facts["gemm.linear"]

@@ -1,0 +1,1 @@
+"""The command line. ``main`` has the commands; each imports the file that does the work when it runs."""

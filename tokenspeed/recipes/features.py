@@ -1,0 +1,68 @@
+"""What a profile may ask for that this version of the engine does not have: ``run`` refuses it by name."""
+
+from tokenspeed.recipes.schema import (
+    HuggingFaceWeights,
+    PackageWeights,
+    Profile,
+    RandomWeights,
+    Recipe,
+    RunKeys,
+    Vendor,
+    Weights,
+)
+
+RUNNABLE_FAMILIES = frozenset({"llama", "qwen3"})
+RUNNABLE_FORMATS = frozenset(
+    {"", "gguf-q4_0", "gguf-q4_1", "gguf-q8_0", "gguf-f32", "gguf-f16", "gguf-bf16", "float32", "bfloat16", "float16"}
+)
+
+
+def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys: RunKeys) -> list[str]:
+    """Returns, in words, everything this configuration asks for that the engine does not have."""
+    missing: list[str] = []
+    if vendor != "cpu":
+        missing.append(f"devices of vendor {vendor} (this version computes on the CPU)")
+    if family not in RUNNABLE_FAMILIES:
+        missing.append(f"model family {family} (it has {', '.join(sorted(RUNNABLE_FAMILIES))})")
+    weight_format = getattr(weights, "format", "")
+    if weight_format not in RUNNABLE_FORMATS:
+        missing.append(f"weight format {weight_format}")
+    for name, words in (("tp", "tensor"), ("ep", "expert"), ("dp", "data"), ("pp", "pipeline")):
+        ranks = getattr(keys.parallel, name)
+        if ranks > 1:
+            missing.append(f"{words} parallelism (parallel.{name} = {ranks})")
+    if keys.parallel.nodes > 1:
+        missing.append(f"several nodes (parallel.nodes = {keys.parallel.nodes})")
+    if keys.speculative is not None:
+        missing.append(f"speculative decoding (speculative.method = {keys.speculative.method})")
+    if keys.role != "fused":
+        missing.append(f"a split role (role = {keys.role})")
+    if keys.kv.dtype == "float8_e4m3":
+        missing.append("an 8-bit KV cache (kv.dtype = float8_e4m3)")
+    if keys.kv.fraction is not None:
+        missing.append("a KV cache sized by a share of device memory (kv.fraction)")
+    return missing
+
+
+def family_of(recipe: Recipe, profile: Profile) -> str:
+    """The family that really runs: the recipe's, or for random weights the one their config names."""
+    weights = profile.weights or recipe.weights
+    if isinstance(weights, RandomWeights):
+        return str(weights.config.get("model_type", recipe.family))
+    return recipe.family
+
+
+def weights_bytes(weights: Weights) -> int:
+    """Bytes on disk as the recipe states them; 0 where it does not know."""
+    return 0 if isinstance(weights, RandomWeights) else weights.bytes
+
+
+def describe_weights(weights: Weights) -> str:
+    """One line for a person."""
+    if isinstance(weights, PackageWeights):
+        return f"{weights.member.rsplit('/', 1)[-1]} out of the Python package {weights.package}=={weights.version}"
+    if isinstance(weights, HuggingFaceWeights):
+        return f"{weights.repository} at revision {weights.revision}"
+    if isinstance(weights, RandomWeights):
+        return f"random (seed {weights.seed})" + (f": {weights.note}" if weights.note else "")
+    return weights.path

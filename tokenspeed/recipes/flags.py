@@ -1,0 +1,46 @@
+"""The flags of ``serve`` and ``run``: each stands for exactly one key of a recipe. docs/recipes.md shows this table.
+
+The command line builds its options from it, so this file imports nothing that takes time.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Flag:
+    """``name`` sets ``key``; ``kind`` is the type on the command line ("gib": GiB, written as bytes)."""
+
+    name: str
+    key: str
+    kind: Literal["text", "integer", "number", "switch", "gib"]
+    help: str
+
+    @property
+    def parameter(self) -> str:
+        """The flag as a Python name."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("--host", "api.host", "text", "address to listen on"),
+    Flag("--port", "api.port", "integer", "port to listen on; 0 takes a free one"),
+    Flag("--served-name", "served_name", "text", "the model's id under /v1/models"),
+    Flag("--max-model-len", "scheduler.max_len", "integer", "longest prompt plus output of one request, in tokens"),
+    Flag("--max-num-seqs", "scheduler.max_seqs", "integer", "requests that run together"),
+    Flag("--chunked-prefill-size", "scheduler.chunk", "integer", "tokens computed in one step"),
+    Flag("--mixed-batches", "scheduler.mixed", "switch", "prefill and decode in one step"),
+    Flag("--overlap-depth", "scheduler.overlap", "integer", "steps planned ahead of the device: 0 or 1"),
+    Flag("--prefix-cache", "scheduler.prefix_cache", "switch", "share the cache of equal prompt beginnings"),
+    Flag("--headroom-tokens", "scheduler.headroom", "integer", "output tokens to reserve for a request at admission"),
+    Flag("--kv-cache-dtype", "kv.dtype", "text", "auto, float32, bfloat16 or float16"),
+    Flag("--kv-cache-gb", "kv.bytes", "gib", "size of the KV cache in GiB"),
+    Flag("--block-granularity", "kv.granularity", "integer", "tokens of one KV block: 16, 32, 64 or 128"),
+    Flag("--threads", "threads", "integer", "compute threads; 0 takes the cores this process may use"),
+    Flag("--objective", "enforce", "text", "latency, throughput, determinism or portability"),
+    Flag("--seed", "seed", "integer", "seed for requests that give none; 0 draws one"),
+    Flag("--drain-seconds", "drain_s", "number", "how long SIGTERM waits for open streams"),
+    Flag("--chat-template", "api.chat_template", "text", "file with a chat template instead of the model's own"),
+    Flag("--api-key-file", "api.api_key_file", "text", "file with the key that clients must send"),
+    Flag("--tensor-parallel-size", "parallel.tp", "integer", "ranks that share every layer"),
+)

@@ -1,0 +1,258 @@
+"""Brings recipe, profile, flags and defaults together: every value with its source, and nothing fetched or loaded."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tokenspeed.recipes.catalogue import LoadedRecipe, find_recipe, load_recipe, recipe_names
+from tokenspeed.recipes.document import Document, RecipeError, Value, merge, without_nulls
+from tokenspeed.recipes.features import family_of, missing_features
+from tokenspeed.recipes.machine import Machine
+from tokenspeed.recipes.resolved import ApiSettings, KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
+from tokenspeed.recipes.schema import HuggingFaceWeights, PathWeights, RandomWeights, RunKeys, Weights
+from tokenspeed.recipes.selection import SMOKE, Candidate, choose_profile, status_of
+from tokenspeed.recipes.validation import nearest, validate
+from tokenspeed.recipes.weights import Located, locate, random_source, source_of_path
+
+_RUN_KEYS = tuple(RunKeys.model_fields)
+
+
+class UnsupportedError(ValueError):
+    """The configuration asks for what the engine does not have; the message names each thing."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """The outcome of resolving one target.
+
+    Attributes:
+        name: of the recipe, or of the path's last part.
+        loaded: the recipe, None for a bare path.
+        profile: its profile's name, "" for a bare path.
+        status: the profile's.
+        weights, located: which weights, and where they lie or will lie.
+        keys: the merged, checked keys.
+        sources: dotted key to where its value came from; keys that stand at their default are in it too.
+        candidates: what became of each profile.
+        missing: what it asks for that the engine does not have; empty when it can run.
+        warnings: lines to say loudly.
+    """
+
+    name: str
+    loaded: LoadedRecipe | None
+    profile: str
+    status: str
+    weights: Weights
+    located: Located
+    keys: RunKeys
+    sources: dict[str, str]
+    candidates: list[Candidate] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def served_name(self) -> str:
+        """The model's id under /v1/models; a random model can not be mistaken for the real one."""
+        if self.keys.served_name:
+            return self.keys.served_name
+        return f"{self.name}-smoke" if self.profile == SMOKE else self.name
+
+    def refuse_missing(self) -> None:
+        """Raises UnsupportedError where the engine lacks something."""
+        if self.missing:
+            lines = "\n".join(f"  {feature}" for feature in self.missing)
+            what = f"profile {self.profile} of {self.name}" if self.profile else self.name
+            hint = f"; what runs on any CPU is --profile {SMOKE}" if self.profile not in ("", SMOKE) else ""
+            raise UnsupportedError(f"{what} is unsupported; it asks for\n{lines}\n(it can be planned{hint})")
+
+    def located_again(self) -> "Resolution":
+        """The same after a download."""
+        return replace(self, located=locate(self.weights))
+
+    def config(self, model: ModelSource) -> ResolvedConfig:
+        """The configuration the engine runs with, once its weights are here; raises UnsupportedError."""
+        self.refuse_missing()
+        keys = self.keys
+        kv_type = keys.kv.dtype
+        assert kv_type != "float8_e4m3", "refuse_missing lets no 8-bit cache through"
+        return ResolvedConfig(
+            name=self.name,
+            served_name=self.served_name,
+            model=model,
+            recipe=self.loaded.recipe.name if self.loaded else "",
+            profile=self.profile,
+            recipe_hash=self.loaded.content_hash if self.loaded else "",
+            device="cpu",
+            threads=keys.threads,
+            kv=KVConfig(dtype=kv_type, granularity=keys.kv.granularity, bytes=keys.kv.bytes),
+            scheduler=SchedulerSettings(**keys.scheduler.model_dump()),
+            api=ApiSettings(
+                host=keys.api.host,
+                port=keys.api.port,
+                default_sampling=keys.api.default_sampling.model_dump(exclude_none=True),
+                chat_template=_existing_file(keys.api.chat_template, "api.chat_template"),
+                max_body_bytes=keys.api.max_body_bytes,
+                api_key_file=_existing_file(keys.api.api_key_file, "api.api_key_file"),
+            ),
+            kernels=keys.kernels,
+            enforce=keys.enforce,
+            seed=keys.seed,
+            drain_s=keys.drain_s,
+            env=keys.env,
+            sources=self.sources,
+        )
+
+
+def resolve(
+    target: str, machine: Machine, *, profile: str | None = None, overrides: Document | None = None
+) -> Resolution:
+    """Resolves a recipe's name, a recipe file, a GGUF file or a checkpoint's folder.
+
+    Raises RecipeError for what cannot be used, DoesNotFit where no profile fits the machine.
+    """
+    flags = overrides or Document({})
+    if target.endswith((".yaml", ".yml")):
+        if not Path(target).is_file():
+            raise RecipeError(f"{target}: there is no such recipe file")
+        return _resolve_recipe(load_recipe(Path(target)), machine, profile, flags)
+    if target in recipe_names() or not _looks_like_path(target):
+        return _resolve_recipe(load_recipe(_recipe_file(target)), machine, profile, flags)
+    if profile is not None:
+        raise RecipeError(f"{target} is a path: it has no profile {profile!r}; profiles belong to recipes")
+    return _resolve_path(target, flags)
+
+
+def _recipe_file(name: str) -> Path:
+    try:
+        return find_recipe(name)
+    except RecipeError:
+        raise RecipeError(
+            f'"{name}" is no recipe and no file or folder{nearest(name, recipe_names())} '
+            "(tokenspeed recipe list shows all; a path needs a slash or must exist)"
+        ) from None
+
+
+def _looks_like_path(target: str) -> bool:
+    return "/" in target or target.endswith(".gguf") or Path(target).exists()
+
+
+def _resolve_path(target: str, flags: Document) -> Resolution:
+    source = source_of_path(target)
+    keys = validate(RunKeys, without_nulls(flags))
+    weights = PathWeights(kind="path", path=source.path)
+    path = Path(source.path)
+    return Resolution(
+        name=path.stem if path.is_file() else path.name,
+        loaded=None,
+        profile="",
+        status="untested",
+        weights=weights,
+        located=locate(weights),
+        keys=keys,
+        sources=_sources(keys, [(flags, "")]),
+        # The family of a bare path is known once its header is read; that error names it then.
+        missing=missing_features("llama", None, "cpu", keys),
+    )
+
+
+def _resolve_recipe(loaded: LoadedRecipe, machine: Machine, wanted: str | None, flags: Document) -> Resolution:
+    recipe = loaded.recipe
+    chosen, candidates = choose_profile(recipe, machine, wanted)
+    profile = recipe.profiles[chosen]
+    defaults = loaded.document.part("defaults")
+    own = _only(loaded.document.part("profiles", chosen), _RUN_KEYS)
+    merged = without_nulls(merge(merge(defaults, own), flags))
+    keys = validate(RunKeys, merged)
+    weights = profile.weights or recipe.weights
+    family = family_of(recipe, profile)
+    missing = missing_features(family, weights, profile.when.vendor, keys)
+    if keys.scheduler.max_len > recipe.context:
+        place = merged.place(("scheduler", "max_len"))
+        raise RecipeError(
+            f"{place}: scheduler.max_len is {keys.scheduler.max_len}, the model's context is {recipe.context}"
+        )
+    return Resolution(
+        name=recipe.name,
+        loaded=loaded,
+        profile=chosen,
+        status="unsupported" if missing else status_of(recipe, profile),
+        weights=weights,
+        located=locate(weights),
+        keys=keys,
+        sources=_sources(keys, [(flags, ""), (own, f"profile {chosen}"), (defaults, "recipe")]),
+        candidates=candidates,
+        missing=missing,
+        warnings=_warnings(loaded, chosen, candidates, weights, wanted),
+    )
+
+
+def _warnings(
+    loaded: LoadedRecipe,
+    chosen: str,
+    candidates: list[Candidate],
+    weights: Weights,
+    wanted: str | None,
+) -> list[str]:
+    recipe = loaded.recipe
+    lines: list[str] = []
+    passed_over = [
+        found.name for found in candidates if found.reason and recipe.profiles[found.name].when.vendor != "cpu"
+    ]
+    if wanted is None and passed_over and recipe.profiles[chosen].when.vendor == "cpu":
+        lines.append(f"no profile for devices runs here ({', '.join(passed_over)}): taking {chosen} on the CPU")
+    if isinstance(weights, RandomWeights):
+        lines.append(f"RANDOM WEIGHTS, this is not {recipe.name}: {weights.note or 'its text is noise'}")
+        family = str(weights.config.get("model_type", recipe.family))
+        if family != recipe.family:
+            lines.append(
+                f"it is of the family {family}, not {recipe.family}: it stands in until that family has landed"
+            )
+    if isinstance(weights, HuggingFaceWeights) and len(weights.revision) != 40:
+        lines.append(f"{weights.repository} is taken at {weights.revision}, which moves; pin a revision of 40 digits")
+    return lines
+
+
+def _only(document: Document, keys: tuple[str, ...]) -> Document:
+    return Document({key: value for key, value in document.data.items() if key in keys}, document.places)
+
+
+def _existing_file(text: str, key: str) -> str:
+    if not text or "{{" in text or "{%" in text:  # nothing, or a template's text itself
+        return text
+    path = Path(text).expanduser().absolute()
+    if not path.is_file():
+        raise RecipeError(f"{key}: {path} is no file")
+    return str(path)
+
+
+def settings(keys: RunKeys) -> dict[str, Value]:
+    """Every key with its value, flat and dotted, in the order of the schema."""
+    flat: dict[str, Value] = {}
+    for name, value in keys.model_dump().items():
+        _flatten(name, value, flat)
+    return flat
+
+
+def _flatten(name: str, value: Value, flat: dict[str, Value]) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _flatten(f"{name}.{key}", inner, flat)
+    else:
+        flat[name] = value
+
+
+def _sources(keys: RunKeys, layers: list[tuple[Document, str]]) -> dict[str, str]:
+    """Where each key's value came from: the first layer that says it, else "default"."""
+    said: dict[str, str] = {}
+    for document, layer in reversed(layers):
+        for path, value in document.leaves():
+            place = document.place(path).short
+            key = ".".join(str(part) for part in path)
+            said[key] = "default" if value is None else f"{layer} ({place})" if layer else place
+    return {key: said.get(key, "default") for key in settings(keys)}
+
+
+def model_source(resolution: Resolution) -> ModelSource | None:
+    """The source of weights that are on this machine already, else None."""
+    if isinstance(resolution.weights, RandomWeights):
+        return random_source(resolution.weights)
+    return source_of_path(resolution.located.path) if resolution.located.present else None

@@ -1,0 +1,102 @@
+"""The configuration an engine runs with, after recipe, profile, flags and defaults were brought together.
+
+It is what is printed at the start and what crosses to the engine process as JSON; printed equals used. No torch here.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+GIB = 1 << 30
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelSource(_Frozen):
+    """Where the weights, the tokenizer and the template are.
+
+    Attributes:
+        kind: "gguf" (one file), "folder" (config.json, safetensors, tokenizer.json), "random" (a smoke profile: the
+            dimensions are in ``random_config``, the tokenizer is the built-in byte tokenizer).
+        path: absolute path of the file or folder; "" for random.
+        random_config: an HF-style config dictionary for "random", as JSON text.
+        seed: of the random weights.
+    """
+
+    kind: Literal["gguf", "folder", "random"]
+    path: str = ""
+    random_config: str = ""
+    seed: int = 0
+
+
+class KVConfig(_Frozen):
+    """The KV cache. ``dtype`` "auto" is float32 for GGUF and float32 checkpoints on the CPU, else bfloat16.
+
+    ``bytes`` 0 sizes it: on the CPU min(max_seqs x max_len, a quarter of the memory that the cgroup leaves free).
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    granularity: int = 64
+    bytes: int = 0
+
+
+class SchedulerSettings(_Frozen):
+    """``max_len`` 0 is the model's context length (or the most that the KV cache holds, said at the start)."""
+
+    max_len: int = 0
+    max_seqs: int = 64
+    chunk: int = 256
+    mixed: bool = True
+    overlap: int = 1
+    prefix_cache: bool = True
+    headroom: int = 4096
+
+
+class ApiSettings(_Frozen):
+    """What the API does on behalf of the model. ``default_sampling`` holds request fields a client may override."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    default_sampling: dict[str, float | int] = {}
+    chat_template: str = ""
+    max_body_bytes: int = 32 << 20
+    api_key_file: str = ""
+
+
+class ResolvedConfig(_Frozen):
+    """Everything, resolved.
+
+    Attributes:
+        name: of the recipe, or of the path's last part.
+        served_name: the id under /v1/models.
+        recipe, profile: where it came from; "" for a bare path.
+        recipe_hash: short hash of the recipe file's content, "" without one.
+        device: "cpu" ...
+        threads: compute threads; 0 takes the cores this process may use.
+        kernels: op to the name of a kernel or solution that the operator insists on.
+        enforce: "latency", "throughput", "determinism" or "portability".
+        seed: default seed source for requests that give none (0: from the operating system).
+        drain_s: how long SIGTERM waits for open streams.
+        env: environment for the engine process.
+        sources: configuration key to where its value came from ("default", "recipe", "profile cpu", "--port").
+    """
+
+    name: str
+    served_name: str
+    model: ModelSource
+    recipe: str = ""
+    profile: str = ""
+    recipe_hash: str = ""
+    device: str = "cpu"
+    threads: int = 0
+    kv: KVConfig = KVConfig()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    api: ApiSettings = ApiSettings()
+    kernels: dict[str, str] = {}
+    enforce: Literal["latency", "throughput", "determinism", "portability"] = "latency"
+    seed: int = 0
+    drain_s: float = 30.0
+    env: dict[str, str] = {}
+    sources: dict[str, str] = {}
