@@ -98,15 +98,15 @@ setup-lint: .make/begin
 	@touch $@
 
 .make/scheduler: .make/tools $(SCHEDULER)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) scheduler "scheduler (C++)" $(LOCAL) --editable scheduler
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) scheduler "scheduler (C++)" $(LOCAL) --editable ./scheduler
 	@touch $@
 
 .make/kernel-cpu: .make/tools $(KERNEL_CPU)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) kernel-cpu "CPU kernels (C++)" $(LOCAL) --editable kernel-backends/cpu
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) kernel-cpu "CPU kernels (C++)" $(LOCAL) --editable ./kernel-backends/cpu
 	@touch $@
 
 .make/run: .make/third-party .make/scheduler .make/kernel-cpu
-	@$(STEP) local "our own packages" $(LOCAL) --editable kernel-backends/core --editable . --editable tui
+	@$(STEP) local "our own packages" $(LOCAL) --editable ./kernel-backends/core --editable . --editable ./tui
 	@touch $@
 
 .make/test: .make/run .make/requirements-test.txt

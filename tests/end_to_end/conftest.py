@@ -22,5 +22,6 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def server(smollm2: Path) -> Iterator[RunningServer]:
     """A server of the default recipe that tests share; none of them may end it."""
-    with RunningServer(RECIPE, "--max-model-len", "2048") as running:
+    guarded = {"TOKENSPEED_GUARD_CONTROL_PLANE": "1"}  # a tensor operation on the loop's thread ends the engine
+    with RunningServer(RECIPE, "--max-model-len", "2048", environment=guarded) as running:
         yield running

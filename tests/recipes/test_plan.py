@@ -102,9 +102,10 @@ def test_the_cache_type(requested: str, stored: str, expected: str) -> None:
 
 
 def test_a_requested_pool_is_taken_as_it_is() -> None:
-    sized = {"bytes_per_token": 10, "max_seqs": 4, "max_len": 100, "free_bytes": 1000}
-    assert cpu_pool_bytes(requested=7, **sized) == 7
-    assert cpu_pool_bytes(requested=0, **sized) == 250
+    assert cpu_pool_bytes(requested=7, wanted=4000, free_bytes=1000) == 7
+    assert cpu_pool_bytes(requested=0, wanted=4000, free_bytes=1000) == 250
+    assert cpu_pool_bytes(requested=0, wanted=100, free_bytes=1000) == 100
+    assert cpu_pool_bytes(requested=0, wanted=100, free_bytes=-5) == 0
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def print_ready(config: ResolvedConfig, facts: dict[str, str | int | float | boo
     """Prints the way in: what serves, the URL, a curl line, and how to watch."""
     if sys.stdout.isatty():
         print("\r\x1b[K", end="")
-    base = f"http://{config.api.host}:{config.api.port}"
+    base = f"http://{_reachable(config.api.host)}:{config.api.port}"
     body = json.dumps({"model": config.served_name, "messages": [{"role": "user", "content": "Hello!"}]})
     kv_tokens, kv_bytes = facts.get("kv_tokens"), facts.get("kv_bytes")
     if isinstance(kv_tokens, int) and isinstance(kv_bytes, int):
@@ -38,4 +38,12 @@ def print_ready(config: ResolvedConfig, facts: dict[str, str | int | float | boo
         print("  NOTE: the weights are RANDOM (smoke profile): the text means nothing")
     print(f"ready: {config.served_name} at {base}/v1")
     print(f"  curl {base}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}")
-    print(f"  make top{'' if config.api.port == 8000 else f' PORT={config.api.port}'}", flush=True)
+    port = "" if config.api.port == 8000 else f" PORT={config.api.port}"
+    url = "" if config.api.port == 8000 else f" --url {base}"
+    print(f"  make top{port}   (without make: tokenspeed top{url})", flush=True)
+
+
+def _reachable(host: str) -> str:
+    """Returns how a client on this machine names the host in a URL."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host

@@ -2,12 +2,13 @@
 
 import os
 
+from tokenspeed.recipes.host import available_cores
 from tokenspeed.recipes.resolved import ResolvedConfig
 
 
 def compute_threads(config: ResolvedConfig) -> int:
     """Returns the threads the engine computes with: as configured, else the cores this process may use."""
-    return config.threads or len(os.sched_getaffinity(0))
+    return config.threads or available_cores()
 
 
 def engine_environment(config: ResolvedConfig) -> dict[str, str]:

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 
+from tokenspeed.device.guard import control_plane_guard
 from tokenspeed.engine.channel import EngineChannel
 from tokenspeed.engine.loop import EngineFailure
 from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE
@@ -52,7 +53,8 @@ def _serve(config: ResolvedConfig, channel: EngineChannel) -> int:
         gc.collect()
         gc.freeze()
         channel.send(_status("ready", facts=_facts(engine)))
-        engine.loop.run()
+        with control_plane_guard():
+            engine.loop.run()
     except ValueError as error:
         # The configuration or the checkpoint is at fault, and the message says how.
         channel.send(_status("failed", error=str(error)))

@@ -33,8 +33,9 @@ def group_bytes_per_token(group: CacheGroup, cache_type: str, tensor_parallel: i
     return group.layers * group.values_per_layer * CACHE_TYPE_BYTES[cache_type] // ranks
 
 
-def cpu_pool_bytes(*, requested: int, bytes_per_token: int, max_seqs: int, max_len: int, free_bytes: int) -> int:
-    """Size of the KV cache on the CPU: as asked for, else what all sequences can use, at most a quarter of the free."""
+def cpu_pool_bytes(*, requested: int, wanted: int, free_bytes: int) -> int:
+    """Size of the KV cache on the CPU: as asked for, else what all sequences can use (``wanted``), at most a quarter of
+    what is free once the weights are in."""
     if requested:
         return requested
-    return min(max_seqs * max_len * bytes_per_token, free_bytes // CPU_SHARE)
+    return min(wanted, max(0, free_bytes) // CPU_SHARE)

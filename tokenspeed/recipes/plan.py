@@ -84,9 +84,7 @@ def make_plan(resolution: Resolution, machine: Machine) -> Plan:
         free = max(0, machine.free_bytes - weight_bytes) if machine.free_bytes else 0
         pool = cpu_pool_bytes(
             requested=keys.kv.bytes,
-            bytes_per_token=per_token,
-            max_seqs=keys.scheduler.max_seqs,
-            max_len=max_len,
+            wanted=keys.scheduler.max_seqs * max_len * per_token,
             free_bytes=free,
         )
     plan = Plan(resolution, machine, cache_type, parts, context, max_len, weight_bytes, pool)

@@ -1,0 +1,141 @@
+"""How large the KV cache becomes, what a sequence may be, and what the machine is found to have."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import random_config, resolved
+
+from tokenspeed.device import sizing
+from tokenspeed.device.cache_arena import ArenaLayout
+from tokenspeed.device.sizing import CacheSize, MemoryPlanError, cache_size, kv_dtype
+from tokenspeed.models import architecture
+from tokenspeed.recipes.host import available_cores, free_memory_bytes
+from tokenspeed.recipes.model_config import read_model_config
+from tokenspeed.recipes.resolved import GIB, ModelSource
+
+RANDOM = ModelSource(kind="random", random_config=random_config())
+CONFIG = read_model_config(RANDOM)
+PARENT = 2 * 2 * 2 * 16 * 16 * 4  # layers, fields, heads, tokens, dim, float32
+
+
+def size(*, free: int = 10 * GIB, weight_bytes: int = 0, monkeypatch: pytest.MonkeyPatch, **changes: int) -> CacheSize:
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: free)
+    layout = ArenaLayout.of(architecture("llama").cache_groups(CONFIG, granularity=16), torch.float32)
+    assert layout.parent_bytes == PARENT
+    return cache_size(resolved(RANDOM, **changes), CONFIG, layout, weight_bytes=weight_bytes)  # type: ignore[arg-type]
+
+
+def test_all_sequences_fit_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = size(max_seqs=4, max_len=100, overlap=1, monkeypatch=monkeypatch)
+    assert found == CacheSize(num_parents=4 * 7, max_model_len=100, table_slots=7)
+
+
+def test_overlapping_steps_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert size(max_len=96, overlap=0, monkeypatch=monkeypatch).table_slots == 6
+    assert size(max_len=96, overlap=1, monkeypatch=monkeypatch).table_slots == 7
+
+
+def test_a_quarter_of_what_the_weights_leave_is_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 4 * 11 * PARENT + 1000
+    assert size(free=free, weight_bytes=1000, max_len=100, monkeypatch=monkeypatch).num_parents == 10
+    assert size(free=free, weight_bytes=1000 + 4 * PARENT, max_len=100, monkeypatch=monkeypatch).num_parents == 9
+
+
+def test_length_0_is_the_models_context_or_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert size(max_len=0, monkeypatch=monkeypatch).max_model_len == CONFIG.context_length == 256
+    assert size(free=4 * 6 * PARENT, max_len=0, monkeypatch=monkeypatch).max_model_len == 5 * 16
+
+
+def test_explicit_bytes_count_the_null_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert size(kv_bytes=9 * PARENT + 5, max_len=100, monkeypatch=monkeypatch).num_parents == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_len": 257}, "max_len is 257 tokens, the model was made for 256"),
+        ({"max_len": 100, "kv_bytes": 5 * PARENT}, r"kv\.bytes.*8 blocks of 16 tokens need"),
+        ({"max_len": 0, "kv_bytes": PARENT}, "raise kv.bytes, or lower scheduler.max_len or kv.granularity"),
+        ({"max_len": 100, "free": 4 * PARENT}, "a quarter of the free memory"),
+        ({"max_len": 0, "free": 100, "weight_bytes": 1000}, "may take 0.000 GiB"),
+    ],
+)
+def test_too_little_is_refused_with_the_figures(
+    changes: dict[str, int], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MemoryPlanError, match=words):
+        size(**changes, monkeypatch=monkeypatch)
+
+
+def test_the_dtype_of_the_cache(tmp_path: Path) -> None:
+    bfloat16 = read_model_config(ModelSource(kind="random", random_config=random_config(dtype="bfloat16")))
+    assert kv_dtype(resolved(RANDOM), CONFIG) == torch.float32
+    assert kv_dtype(resolved(RANDOM), bfloat16) == torch.bfloat16
+    assert kv_dtype(resolved(RANDOM, kv_dtype="float16"), CONFIG) == torch.float16
+    gguf = ModelSource(kind="gguf", path=str(tmp_path / "x.gguf"))
+    assert kv_dtype(resolved(gguf), bfloat16) == torch.float32
+
+
+def machine(root: Path, *, cgroup: str, files: dict[str, str], available_kib: int = 1 << 20) -> tuple[Path, Path]:
+    """A made-up /sys/fs/cgroup and /proc."""
+    proc, groups = root / "proc", root / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    groups.mkdir()
+    (proc / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable:   {available_kib} kB\n")
+    (proc / "self" / "cgroup").write_text(cgroup)
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text)
+    return groups, proc
+
+
+def test_free_memory_is_the_machines_without_a_limit(tmp_path: Path) -> None:
+    files = {"memory.max": "max\n", "memory.current": "5\n"}
+    assert free_memory_bytes(*machine(tmp_path, cgroup="0::/\n", files=files)) == 1 << 30
+
+
+def test_free_memory_is_the_least_of_all_enclosing_groups(tmp_path: Path) -> None:
+    files = {
+        "a/memory.max": "1000",
+        "a/memory.current": "900",
+        "a/memory.stat": "anon 5\ninactive_file 250\n",
+        "a/b/memory.max": "5000",
+        "a/b/memory.current": "100",
+    }
+    assert free_memory_bytes(*machine(tmp_path, cgroup="0::/a/b\n", files=files)) == 1000 - 900 + 250
+
+
+def test_free_memory_of_the_older_hierarchy(tmp_path: Path) -> None:
+    files = {
+        "memory/job/memory.limit_in_bytes": "4000",
+        "memory/job/memory.usage_in_bytes": "3000",
+        "memory/job/memory.stat": "total_inactive_file 10\n",
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": "1",
+    }
+    groups, proc = machine(tmp_path, cgroup="4:cpu,cpuacct:/\n3:memory:/job\n0::/\n", files=files)
+    assert free_memory_bytes(groups, proc) == 1010
+
+
+def test_a_path_of_the_host_is_not_followed(tmp_path: Path) -> None:
+    files = {"memory.max": "700", "memory.current": "100"}
+    assert free_memory_bytes(*machine(tmp_path, cgroup="0::/../../other\n", files=files)) == 600
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files"),
+    [
+        ("0::/x\n", {"x/cpu.max": "100000 100000\n"}),
+        ("2:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "50000\n", "cpu/x/cpu.cfs_period_us": "100000\n"}),
+    ],
+)
+def test_a_quota_bounds_the_cores(tmp_path: Path, cgroup: str, files: dict[str, str]) -> None:
+    assert available_cores(*machine(tmp_path, cgroup=cgroup, files=files)) == 1
+
+
+def test_cores_without_a_quota_are_those_of_the_affinity(tmp_path: Path) -> None:
+    import os
+
+    files = {"cpu.max": "max 100000\n"}
+    assert available_cores(*machine(tmp_path, cgroup="0::/\n", files=files)) == len(os.sched_getaffinity(0))

@@ -1,0 +1,182 @@
+"""Builds everything that touches the device, as locals, and returns plain facts and a handle."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from tokenspeed.device.attention.backends import backend_class
+from tokenspeed.device.block_tables import BlockTables
+from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
+from tokenspeed.device.forward_thread import ForwardThread
+from tokenspeed.device.handle import DeviceHandle
+from tokenspeed.device.local_handle import LocalDeviceHandle
+from tokenspeed.device.runner import Runner, RunnerParts
+from tokenspeed.device.sampling.backends import make_backend
+from tokenspeed.device.sampling.sampler import Sampler
+from tokenspeed.device.sizing import CacheSize, cache_size, kv_dtype
+from tokenspeed.device.specs import DeviceSpecs
+from tokenspeed.device.step_inputs import StepInputs
+from tokenspeed.device.warm_up import warm_up
+from tokenspeed.layers.kernels import KernelBinder
+from tokenspeed.layers.loader import load_weights, open_source
+from tokenspeed.layers.weights import LoadedWeights
+from tokenspeed.messages import Phase
+from tokenspeed.models import Architecture, architecture
+from tokenspeed.recipes.host import available_cores
+from tokenspeed.recipes.model_config import ModelConfig
+from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed_kernel.binding import binding_objective
+from tokenspeed_kernel.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from tokenspeed_scheduler import Plan
+
+POISON_VARIABLE = "TOKENSPEED_POISON_KV"
+"""Set to 1, the arena starts as NaN instead of zeros: whatever reads beyond what was written shows."""
+
+PROMPT_LOGPROB_SLICE = 16
+"""The least number of rows for which logits exist at one time; prompt log-probabilities are taken slice by slice."""
+
+Report = Callable[[Phase, int, int, str], None]
+
+
+@dataclass(frozen=True)
+class DeviceBuild:
+    """What the builder returns; nothing else of the device side can be reached from it."""
+
+    specs: DeviceSpecs
+    handle: DeviceHandle
+
+
+def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, report: Report) -> DeviceBuild:
+    """Loads the weights, binds kernels, sizes and maps the KV cache, warms up, and starts the forward thread.
+
+    ``report(phase, done, total, detail)`` follows the phases "load", "compile" and "warm up". Raises CheckpointError
+    for a checkpoint that cannot be used, MemoryPlanError where memory does not do, and the kernel package's errors
+    where a kernel was insisted on that cannot run.
+    """
+    threads = config.threads or available_cores()
+    torch.set_num_threads(threads)
+    load_plugins()
+    family = architecture(model_config.architecture)
+    weights = _load(config, model_config, family, report)
+    dtype = kv_dtype(config, model_config)
+    layout = ArenaLayout.of(family.cache_groups(model_config, granularity=config.kv.granularity), dtype)
+    size = cache_size(config, model_config, layout, weight_bytes=weights.nbytes)
+    kernels = KernelBinder(config.kernels)
+    report("compile", 0, 1, "binding kernels")
+    with binding_objective(config.enforce):
+        parts, workspace_bytes = _assemble(config, model_config, family, weights, layout, size, kernels)
+    report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
+    thread = ForwardThread()
+    try:
+        # OpenMP keeps its team size for each thread that starts one.
+        thread.run(lambda: torch.set_num_threads(threads))
+        runner = Runner(parts)
+        warm_up(
+            lambda plan: thread.run(lambda: runner.execute(cast("Plan", plan), (), 0.0)),
+            chunk=min(config.scheduler.chunk, size.max_model_len),
+            max_seqs=config.scheduler.max_seqs,
+            num_groups=len(layout.groups),
+            report=lambda done, total, detail: report("warm up", done, total, detail),
+        )
+    except BaseException:
+        thread.shutdown()
+        raise
+    specs = DeviceSpecs(
+        groups=layout.facts,
+        prefix_granularity=config.kv.granularity,
+        num_parents=size.num_parents,
+        arena_bytes=parts.arena.nbytes,
+        weight_bytes=weights.nbytes,
+        workspace_bytes=workspace_bytes,
+        vocab_size=model_config.vocab_size,
+        max_model_len=size.max_model_len,
+        max_num_seqs=config.scheduler.max_seqs,
+        device=config.device,
+        kernels=dict(kernels.chosen),
+    )
+    return DeviceBuild(specs=specs, handle=LocalDeviceHandle(thread, runner.execute))
+
+
+def _load(config: ResolvedConfig, model: ModelConfig, family: Architecture, report: Report) -> LoadedWeights:
+    report("load", 0, 1, config.model.path or "random weights")
+    return load_weights(
+        open_source(config.model, model),
+        family.weights(model, rank=0, world=1),
+        q_and_k_permuted=model.q_and_k_permuted,
+        tied=model.tie_word_embeddings,
+        report=lambda done, total, detail: report("load", done, total, detail),
+    )
+
+
+def _assemble(
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    family: Architecture,
+    weights: LoadedWeights,
+    layout: ArenaLayout,
+    size: CacheSize,
+    kernels: KernelBinder,
+) -> tuple[RunnerParts, int]:
+    """Makes model, arena, tables, attention and sampler, each bound to the others; and the workspace's bytes."""
+    settings = config.scheduler
+    pool_rows = settings.max_seqs + 1  # Row 0 is the null row.
+    max_tokens = settings.chunk + settings.max_seqs
+    logit_rows = max(settings.max_seqs, PROMPT_LOGPROB_SLICE)
+    arena = CacheArena(layout, size.num_parents)
+    if os.environ.get(POISON_VARIABLE, "0") not in ("", "0"):
+        arena.poison()
+    model = family.Model(
+        model_config,
+        weights,
+        kernels,
+        kv_dtype=layout.dtype,
+        max_tokens=max_tokens,
+        max_logit_rows=logit_rows,
+        max_positions=size.max_model_len + settings.overlap,
+    )
+    group = layout.groups[0]
+    caches = [(arena.field(0, layer, "k"), arena.field(0, layer, "v")) for layer in group.layers]
+    model.bind_cache(caches)
+    tables = [
+        BlockTables(
+            group_id=facts.group_id,
+            num_rows=pool_rows,
+            num_slots=size.table_slots,
+            num_blocks=arena.num_blocks(index),
+        )
+        for index, facts in enumerate(layout.facts)
+    ]
+    granularities = [facts.block_granularity for facts in layout.facts]
+    parts = RunnerParts(
+        model=model,
+        arena=arena,
+        tables=tables,
+        inputs=StepInputs(
+            tables,
+            granularities,
+            max_rows=settings.max_seqs,
+            max_tokens=max_tokens,
+            vocab_size=model_config.vocab_size,
+        ),
+        attention=backend_class("paged_gqa")(
+            kernels,
+            group_id=group.group_id,
+            caches=caches,
+            num_heads=model_config.num_heads,
+            max_rows=settings.max_seqs,
+            table_slots=size.table_slots,
+        ),
+        sampler=Sampler(
+            make_backend("registry", kernels),
+            num_rows=pool_rows,
+            max_batch=settings.max_seqs,
+            vocab_size=model_config.vocab_size,
+        ),
+        max_logit_rows=logit_rows,
+    )
+    return parts, model.workspace_bytes

@@ -1,0 +1,135 @@
+"""The KV cache's memory: one byte arena, and strided views of it for each layer.
+
+Layout: [parent][child][layer][field][kv_head][token][dim]. A parent is the least size that every group's blocks divide,
+so any parent can serve any group; parent 0 is null: padding is written there and nobody reads it.
+"""
+
+import math
+import mmap
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokenspeed.device.specs import GroupFacts
+from tokenspeed.layers.cache_spec import CacheGroupSpec
+
+
+def fold(spec: CacheGroupSpec, *, bytes_per_block: int, children_per_parent: int) -> GroupFacts:
+    """Folds a declaration into what the scheduler takes: tokens and blocks.
+
+    Beyond this line pages and row geometry do not exist. A state group's granularity is that of its checkpoints.
+    """
+    granularity = spec.checkpoint_granularity if spec.kind == "state" else spec.block_granularity
+    if granularity is None:
+        raise TypeError(f"cache group {spec.group_id!r} declares no granularity")
+    return GroupFacts(
+        group_id=spec.group_id,
+        kind=spec.kind,
+        block_granularity=granularity,
+        children_per_parent=children_per_parent,
+        bytes_per_block=bytes_per_block,
+        sliding_window_tokens=spec.sliding_window_tokens or 0,
+    )
+
+
+@dataclass(frozen=True)
+class ArenaLayout:
+    """Sizes in bytes that follow from the groups and the dtype; parents are counted with the null parent.
+
+    Attributes:
+        groups: the declarations, in plan order.
+        dtype: of the cached values.
+        block_bytes: of one block, for each group.
+        parent_bytes: of one parent.
+        facts: the groups as the scheduler takes them.
+    """
+
+    groups: tuple[CacheGroupSpec, ...]
+    dtype: torch.dtype
+    block_bytes: tuple[int, ...]
+    parent_bytes: int
+    facts: tuple[GroupFacts, ...]
+
+    @staticmethod
+    def of(groups: Sequence[CacheGroupSpec], dtype: torch.dtype) -> "ArenaLayout":
+        """Plans the layout of ``groups``; ValueError for no group or a repeated group id."""
+        if not groups or len({group.group_id for group in groups}) != len(groups):
+            raise ValueError(f"cache groups {[group.group_id for group in groups]}: at least one, with unique ids")
+        block_bytes = tuple(group.elements_per_block * dtype.itemsize for group in groups)
+        parent_bytes = math.lcm(*block_bytes)
+        facts = tuple(
+            fold(group, bytes_per_block=size, children_per_parent=parent_bytes // size)
+            for group, size in zip(groups, block_bytes, strict=True)
+        )
+        return ArenaLayout(tuple(groups), dtype, block_bytes, parent_bytes, facts)
+
+
+class CacheArena:
+    """``num_parents`` usable parents and the null parent, in one allocation that starts as zeros.
+
+    Memory is only touched when a block is first written, so a large arena costs nothing until it is used.
+    """
+
+    def __init__(self, layout: ArenaLayout, num_parents: int) -> None:
+        if num_parents < 1:
+            raise ValueError(
+                f"an arena of {num_parents} parents cannot hold a single block; give the KV cache more memory"
+            )
+        self.layout = layout
+        self.num_parents = num_parents
+        self.nbytes = (num_parents + 1) * layout.parent_bytes
+        self._bytes = _huge_zeros(self.nbytes)
+
+    def num_blocks(self, group: int) -> int:
+        """Blocks of the group, the null parent's included."""
+        return (self.num_parents + 1) * self.layout.facts[group].children_per_parent
+
+    def field(self, group: int, layer: int, name: str) -> torch.Tensor:
+        """Strided view [blocks, heads, rows, dim] of one field of one of the model's layers."""
+        spec = self.layout.groups[group]
+        rows, block = spec.rows_per_block, spec.elements_per_block
+        per_layer = block // len(spec.layers)
+        offset = spec.layers.index(layer) * per_layer
+        for cache_field in spec.fields:
+            if cache_field.name == name:
+                return self._bytes.view(self.layout.dtype).as_strided(
+                    (self.num_blocks(group), cache_field.heads, rows, cache_field.dim),
+                    (block, rows * cache_field.dim, cache_field.dim, 1),
+                    offset,
+                )
+            offset += cache_field.heads * rows * cache_field.dim
+        raise KeyError(f"cache group {spec.group_id!r} has no field {name!r}")
+
+    def _blocks(self, group: int) -> torch.Tensor:
+        """uint8 [blocks, bytes of a block] of the group, a view."""
+        return self._bytes.view(-1, self.layout.block_bytes[group])
+
+    def zero(self, group: int, blocks: NDArray[np.int32]) -> None:
+        """Zeroes whole blocks of the group."""
+        if blocks.size:
+            self._blocks(group)[torch.from_numpy(blocks.astype(np.int64))] = 0
+
+    def copy(self, group: int, pairs: NDArray[np.int32]) -> None:
+        """Copies whole blocks of the group, ``pairs`` [n, 2] (source, target), as if all at once."""
+        if pairs.size:
+            index = torch.from_numpy(pairs.astype(np.int64))
+            view = self._blocks(group)
+            view[index[:, 1]] = view[index[:, 0]]
+
+    def poison(self) -> None:
+        """Fills everything but the null parent with bytes that read as NaN, so that a read of the unwritten shows."""
+        self._bytes[self.layout.parent_bytes :] = 0xFF
+
+
+def _huge_zeros(nbytes: int) -> torch.Tensor:
+    """uint8 [nbytes] of zeros in anonymous memory for which huge pages are asked."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Where the kernel was built without it, small pages do the same, more slowly.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,0 +1,50 @@
+"""The device handle of this process: it queues plans on the forward thread and holds nothing else."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from tokenspeed.device.forward_thread import ForwardThread
+from tokenspeed.device.handle import RowStart, StepResult
+
+if TYPE_CHECKING:
+    from tokenspeed_scheduler import Plan
+
+ExecutePlan = Callable[["Plan", Sequence[RowStart], float], StepResult]
+
+
+class LocalPendingStep:
+    """A queued step; see PendingStep."""
+
+    def __init__(self, forward_id: int, future: "Future[StepResult]") -> None:
+        self.forward_id = forward_id
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self) -> StepResult:
+        return self._future.result()
+
+
+class LocalDeviceHandle:
+    """See DeviceHandle. ``execute_plan`` runs on the forward thread; it holds all that the device side has."""
+
+    def __init__(self, thread: ForwardThread, execute_plan: ExecutePlan) -> None:
+        self._thread = thread
+        self._execute_plan: ExecutePlan | None = execute_plan
+
+    def execute(self, plan: "Plan", starts: Sequence[RowStart]) -> LocalPendingStep:
+        """Queues ``plan``; RuntimeError after ``shutdown``."""
+        execute_plan = self._execute_plan
+        if execute_plan is None:
+            raise RuntimeError("the device side was shut down; no more plans can be executed")
+        frozen, submitted = tuple(starts), time.perf_counter()
+        future = self._thread.submit(lambda: execute_plan(plan, frozen, submitted))
+        return LocalPendingStep(plan.forward_id, future)
+
+    def shutdown(self) -> None:
+        """Ends the forward thread after what was queued, then lets go of model, arena and weights."""
+        self._execute_plan = None
+        self._thread.shutdown()

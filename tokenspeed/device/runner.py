@@ -1,0 +1,203 @@
+"""Executes plans, one after another, on the forward thread. Only this object touches arena, tables and model."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tokenspeed.device.attention.backend import AttentionBackend, ForwardMode
+from tokenspeed.device.block_tables import BlockTables
+from tokenspeed.device.cache_arena import CacheArena
+from tokenspeed.device.handle import RowStart, StepResult, StepTimings
+from tokenspeed.device.sampling.sampler import Logprobs, Sampled, Sampler
+from tokenspeed.device.step_inputs import Step, StepInputs
+from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.messages import PromptLogprobs
+from tokenspeed.messages.output import TokenLogprobs
+from tokenspeed.models import Model
+
+if TYPE_CHECKING:
+    from tokenspeed_scheduler import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerParts:
+    """What the builder made for the runner. ``max_logit_rows`` bounds one call of ``model.logits``."""
+
+    model: Model
+    arena: CacheArena
+    tables: list[BlockTables]
+    inputs: StepInputs
+    attention: AttentionBackend
+    sampler: Sampler
+    max_logit_rows: int
+
+
+class Runner:
+    """One forward a plan, for prefilling and decoding rows together."""
+
+    def __init__(self, parts: RunnerParts) -> None:
+        self._parts = parts
+        self._table_tensors = {tables.group_id: tables.tensor for tables in parts.tables}
+
+    def execute(self, plan: "Plan", starts: Sequence[RowStart], submitted: float) -> StepResult:
+        """Runs ``plan``; ``submitted`` is when it was queued (time.perf_counter).
+
+        The order is the proof that a block may be reused within a round: tables, zero, copies, batch. Raises
+        BlockTableMismatch for tables that no longer agree, and whatever the forward raises.
+        """
+        began = time.perf_counter()
+        parts = self._parts
+        for start in starts:
+            for tables in parts.tables:
+                tables.begin(start.row)
+        for group, tables in enumerate(parts.tables):
+            tables.apply(plan.tables[group])
+            parts.arena.zero(group, plan.zero_blocks[group])
+            parts.arena.copy(group, plan.copy_blocks[group])
+        for start in starts:
+            parts.sampler.begin(start)
+        if plan.num_rows == 0:
+            return _empty_result(plan.forward_id, queued=began - submitted, prepare=time.perf_counter() - began)
+        with torch.inference_mode():
+            return self._batch(plan, submitted, began)
+
+    def _batch(self, plan: "Plan", submitted: float, began: float) -> StepResult:
+        parts = self._parts
+        step = parts.inputs.build(plan)
+        self._refresh_attention(step)
+        prepared = time.perf_counter()
+        hidden = parts.model.forward(
+            ForwardBatch(
+                input_ids=step.input_ids, positions=step.positions, slots=step.slots, attention=parts.attention
+            )
+        )
+        forwarded = time.perf_counter()
+        sampled = self._sample(hidden, step)
+        prompt_logprobs = self._prompt_logprobs(hidden, step)
+        timings = StepTimings(
+            queued=began - submitted,
+            prepare=prepared - began,
+            forward=forwarded - prepared,
+            sample=time.perf_counter() - forwarded,
+        )
+        return _result(plan.forward_id, step, sampled, prompt_logprobs, timings)
+
+    def _refresh_attention(self, step: Step) -> None:
+        """Prepares attention for the extending rows [0, n) and the decoding rows [n, B)."""
+        attention, n, count = self._parts.attention, step.num_extends, step.rows.shape[0]
+        mode = ForwardMode.DECODE if n == 0 else ForwardMode.EXTEND if n == count else ForwardMode.MIXED
+        lengths, prefixes = step.input_len_tensor[:n], step.prefix_len_tensor[:n]
+        attention.refresh_extend_metadata(
+            n,
+            step.rows_tensor[:n],
+            forward_mode=mode,
+            block_tables=self._table_tensors,
+            extend_seq_lens=lengths,
+            extend_seq_lens_cpu=lengths,
+            extend_prefix_lens=prefixes,
+            extend_prefix_lens_cpu=prefixes,
+            extend_with_prefix=bool(step.prefix_len[:n].any()),
+            query_shard=None,
+        )
+        attention.refresh_decode_metadata(
+            count - n,
+            count - n,
+            step.rows_tensor[n:],
+            step.seq_lens[n:],
+            forward_mode=mode,
+            block_tables=self._table_tensors,
+            for_graph_replay=False,
+        )
+
+    def _sample(self, hidden: torch.Tensor, step: Step) -> Sampled | None:
+        """Draws a token for each sampling row; logits are computed for these rows only."""
+        if step.sampling.size == 0:
+            return None
+        rows = step.rows[step.sampling]
+        logits = self._parts.model.logits(hidden, torch.from_numpy(step.last_token[step.sampling]))
+        positions = step.prefix_len[step.sampling] + step.input_len[step.sampling]
+        sampled = self._parts.sampler.sample(logits, rows, positions)
+        self._parts.inputs.remember(rows, sampled.tokens)
+        return sampled
+
+    def _prompt_logprobs(self, hidden: torch.Tensor, step: Step) -> dict[int, PromptLogprobs]:
+        """Log-probabilities of the prompt tokens that this step's prompt positions predict."""
+        found: dict[int, PromptLogprobs] = {}
+        for place in range(step.num_extends):
+            request = self._parts.sampler.prompt_request(int(step.rows[place]))
+            if request is None:
+                continue
+            prompt, k = request
+            # The token at position p is predicted by position p - 1; the last prompt token predicts none of the prompt.
+            first, length = int(step.prefix_len[place]), int(step.input_len[place])
+            targets = prompt[first + 1 : first + length + 1]
+            begin = int(step.last_token[place]) - length + 1
+            if targets.size:
+                found[place] = PromptLogprobs(first + 1, self._sliced_logprobs(hidden, begin, targets, k))
+        return found
+
+    def _sliced_logprobs(
+        self, hidden: torch.Tensor, begin: int, targets: NDArray[np.int32], k: int
+    ) -> list[TokenLogprobs]:
+        """Row ``begin + i`` of ``hidden`` predicts token i of ``targets``; logits exist for one slice at a time."""
+        tokens: list[TokenLogprobs] = []
+        for start in range(0, targets.size, self._parts.max_logit_rows):
+            piece = targets[start : start + self._parts.max_logit_rows]
+            rows = torch.arange(begin + start, begin + start + piece.size)
+            logits = self._parts.model.logits(hidden, rows)
+            tokens += _token_logprobs(piece, self._parts.sampler.prompt_logprobs(logits, piece, k))
+        return tokens
+
+
+def _token_logprobs(tokens: NDArray[np.int32], taken: Logprobs) -> list[TokenLogprobs]:
+    columns = (tokens.tolist(), taken.logprobs.tolist(), taken.top_ids.tolist(), taken.top_logprobs.tolist())
+    return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]
+
+
+def _result(
+    forward_id: int,
+    step: Step,
+    sampled: Sampled | None,
+    prompt_logprobs: dict[int, PromptLogprobs],
+    timings: StepTimings,
+) -> StepResult:
+    """Spreads what the sampling rows gave over all rows of the plan. All arrays are copies."""
+    count = step.rows.shape[0]
+    tokens, nan = np.full(count, -1, np.int32), np.zeros(count, np.bool_)
+    logprobs: Logprobs | None = None
+    if sampled is not None:
+        tokens[step.sampling], nan[step.sampling] = sampled.tokens, sampled.nan
+        logprobs = sampled.logprobs
+    if logprobs is None:
+        return StepResult(
+            forward_id=forward_id, tokens=tokens, nan=nan, prompt_logprobs=prompt_logprobs, timings=timings
+        )
+    k = logprobs.top_ids.shape[1]
+    spread, top_ids = np.full(count, np.nan, np.float32), np.full((count, k), -1, np.int32)
+    top_logprobs = np.full((count, k), np.nan, np.float32)
+    spread[step.sampling], top_ids[step.sampling] = logprobs.logprobs, logprobs.top_ids
+    top_logprobs[step.sampling] = logprobs.top_logprobs
+    return StepResult(
+        forward_id=forward_id,
+        tokens=tokens,
+        nan=nan,
+        logprobs=spread,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        timings=timings,
+    )
+
+
+def _empty_result(forward_id: int, *, queued: float, prepare: float) -> StepResult:
+    return StepResult(
+        forward_id=forward_id,
+        tokens=np.zeros(0, np.int32),
+        nan=np.zeros(0, np.bool_),
+        timings=StepTimings(queued=queued, prepare=prepare, forward=0.0, sample=0.0),
+    )

@@ -1,0 +1,53 @@
+"""The contract of a sampling backend: four operations over logits float32 [S, V]. A test holds all of them to it."""
+
+from typing import Protocol
+
+import torch
+
+
+class SamplingBackend(Protocol):
+    """Greedy is top-k 1: there is no second arm. Outputs are the caller's."""
+
+    def has_nan(self, logits: torch.Tensor, out: torch.Tensor) -> None:
+        """``out`` bool [S]: whether a row holds a NaN."""
+        ...
+
+    def apply_penalties(
+        self,
+        logits: torch.Tensor,
+        counts: torch.Tensor,
+        prompt_mask: torch.Tensor,
+        rows: torch.Tensor,
+        presence: torch.Tensor,
+        frequency: torch.Tensor,
+        repetition: torch.Tensor,
+    ) -> None:
+        """In place. ``counts`` int32, ``prompt_mask`` bool [R, V]; ``rows`` int32 [S] in them; the rest float32 [S]."""
+        ...
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        seed: torch.Tensor,
+        choice: torch.Tensor,
+        position: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Draws ``out`` int32 [S] by seed, choice and position of each row; may overwrite the logits."""
+        ...
+
+    def logprobs(
+        self,
+        logits: torch.Tensor,
+        ids: torch.Tensor,
+        k: int,
+        out_logprob: torch.Tensor,
+        top_ids: torch.Tensor,
+        top_logprobs: torch.Tensor,
+    ) -> None:
+        """Natural-log probabilities of ``ids`` int32 [S] and of the ``k`` most probable tokens of each row."""
+        ...

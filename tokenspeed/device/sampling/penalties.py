@@ -1,0 +1,58 @@
+"""Which tokens a row's prompt and output hold, kept only for the rows whose parameters ask for it."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class PenaltyState:
+    """Counts and prompt masks in compact slots: slot 0 stays empty and serves the rows that have no penalty.
+
+    Memory (5 bytes a token of the vocabulary and slot) grows with the largest number of such rows at one time.
+
+    Attributes:
+        counts: int32 [slots, V], how often the output holds a token.
+        prompt_mask: bool [slots, V], whether the prompt holds it.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.counts = torch.zeros(1, vocab_size, dtype=torch.int32)
+        self.prompt_mask = torch.zeros(1, vocab_size, dtype=torch.bool)
+        self._slot_of: dict[int, int] = {}
+        self._free: list[int] = []
+
+    def begin(self, row: int, prompt: NDArray[np.int32], output: NDArray[np.int32]) -> None:
+        """Counts what pool row ``row`` holds so far."""
+        slot = self._slot_of.get(row)
+        if slot is None:
+            slot = self._slot_of[row] = self._take()
+        self.counts[slot] = 0
+        self.prompt_mask[slot] = False
+        self.prompt_mask[slot].index_fill_(0, torch.from_numpy(prompt.astype(np.int64)), True)
+        ids, times = np.unique(output, return_counts=True)
+        self.counts[slot, torch.from_numpy(ids.astype(np.int64))] = torch.from_numpy(times.astype(np.int32))
+
+    def release(self, row: int) -> None:
+        """Pool row ``row`` needs no counts (any more)."""
+        slot = self._slot_of.pop(row, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def slot(self, row: int) -> int:
+        """The slot of pool row ``row``, 0 where it has none."""
+        return self._slot_of.get(row, 0)
+
+    def add(self, row: int, token: int) -> None:
+        """Pool row ``row`` generated ``token``."""
+        slot = self._slot_of.get(row)
+        if slot is not None:
+            self.counts[slot, token] += 1
+
+    def _take(self) -> int:
+        if not self._free:
+            slots, vocab_size = self.counts.shape
+            more = max(4, slots)
+            self.counts = torch.cat([self.counts, torch.zeros(more, vocab_size, dtype=torch.int32)])
+            self.prompt_mask = torch.cat([self.prompt_mask, torch.zeros(more, vocab_size, dtype=torch.bool)])
+            self._free = list(range(slots + more - 1, slots - 1, -1))
+        return self._free.pop()

@@ -1,0 +1,72 @@
+"""Where weights come from, and the read-only map of a file that they are views of."""
+
+import mmap
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from tokenspeed.layers.weights import WeightSpec
+from tokenspeed.recipes.model_config import CheckpointError
+from tokenspeed_kernel.quantized import QuantizedTensor
+
+
+class WeightSource(Protocol):
+    """One opened checkpoint; names are those of Hugging Face checkpoints."""
+
+    @property
+    def where(self) -> str:
+        """For messages: the file or folder."""
+        ...
+
+    def names(self) -> frozenset[str] | None:
+        """Every tensor it holds; None where it makes whatever is asked for."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """(rows, columns) or (length,) of the tensor ``name``, which it holds."""
+        ...
+
+    def matrix(self, spec: WeightSpec) -> QuantizedTensor:
+        """The whole matrix as it is stored; a view of the file where possible."""
+        ...
+
+    def vector(self, spec: WeightSpec) -> torch.Tensor:
+        """The whole vector as float32 (a copy)."""
+        ...
+
+    def rotary_factors(self) -> torch.Tensor | None:
+        """float32 [head_dim / 2] divisors of the rotary frequencies, where the checkpoint has them."""
+        ...
+
+
+class MappedFile:
+    """A file as one read-only uint8 tensor. Views of it share its storage and keep the map alive.
+
+    Huge pages are asked for: where the file system grants them, weights are read in place at the full bandwidth.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: cannot be mapped ({error})") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Where the kernel was built without it, small pages do the same, more slowly.
+            with suppress(OSError):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+        with warnings.catch_warnings():
+            # torch warns that the memory is read-only. Nothing here writes to weights; a write would end the process.
+            warnings.simplefilter("ignore", UserWarning)
+            self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def view(self, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """The ``nbytes`` from ``offset`` on as a flat tensor of ``dtype``: a view; a copy where unaligned."""
+        piece = self.bytes[offset : offset + nbytes]
+        if offset % dtype.itemsize:
+            piece = piece.clone()
+        return piece.view(dtype)

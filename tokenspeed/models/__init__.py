@@ -1,0 +1,61 @@
+"""One file for each architecture, all exposing the same in the same order: cache_groups, weights, Model.
+
+``Model`` is made of the loaded weights and has bind_cache, forward and logits; see docs/adding-a-model.md.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+
+from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.cache_spec import CacheGroupSpec
+from tokenspeed.layers.kernels import KernelBinder
+from tokenspeed.layers.weights import LoadedWeights, WeightSpec
+from tokenspeed.recipes.model_config import CheckpointError, ModelConfig
+
+MODELS = ("llama", "qwen3")
+"""Architectures; each is a file of this folder."""
+
+
+class Model(Protocol):
+    """A model ready to run; see llama.py for what the methods promise."""
+
+    workspace_bytes: int
+
+    def bind_cache(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None: ...
+    def forward(self, batch: ForwardBatch) -> torch.Tensor: ...
+    def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor: ...
+
+
+class ModelConstructor(Protocol):
+    """How a model is made of its weights."""
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        loaded: LoadedWeights,
+        kernels: KernelBinder,
+        *,
+        kv_dtype: torch.dtype,
+        max_tokens: int,
+        max_logit_rows: int,
+        max_positions: int,
+    ) -> Model: ...
+
+
+class Architecture(Protocol):
+    """What a model file exposes."""
+
+    @property
+    def Model(self) -> ModelConstructor: ...  # noqa: N802 - the name of the class in the file
+    def cache_groups(self, config: ModelConfig, *, granularity: int) -> tuple[CacheGroupSpec, ...]: ...
+    def weights(self, config: ModelConfig, *, rank: int, world: int) -> tuple[WeightSpec, ...]: ...
+
+
+def architecture(name: str) -> Architecture:
+    """The file of architecture ``name``; CheckpointError where there is none."""
+    if name not in MODELS:
+        raise CheckpointError(f"architecture {name!r} is not supported; supported are {', '.join(MODELS)}")
+    return cast(Architecture, import_module(f"tokenspeed.models.{name}"))
