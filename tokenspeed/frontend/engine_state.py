@@ -1,0 +1,126 @@
+"""What the frontend knows of the engine: its phase, whether it is ready, why not, and its last snapshot."""
+
+import asyncio
+import time
+from typing import Literal
+
+from tokenspeed.frontend.errors import EngineUnavailable
+from tokenspeed.messages import EngineStatus, Phase
+from tokenspeed.messages.snapshot import StateSnapshot
+
+Facts = dict[str, str | int | float | bool | dict[str, str] | None]
+
+
+class EngineState:
+    """Fed by the engine's messages, read by the probes, the metrics and the dashboard.
+
+    Attributes:
+        phase: the engine's own phase; "starting" before its first word, "restarting" after it was lost.
+        status: its last status message, for progress within the phase; None before the first.
+        facts: what it said of itself when it became ready.
+        last_error: why it was lost or failed; kept until the next engine is ready.
+        gave_up: it will not be started again.
+        lost: how many engines were lost so far.
+        version: counts the changes of phase and the snapshots.
+        snapshot: the last one, None before the first.
+        moved_at: monotonic time when work last moved, as far as can be told from here.
+    """
+
+    def __init__(self) -> None:
+        self.phase: Phase | Literal["starting", "restarting"] = "starting"
+        self.status: EngineStatus | None = None
+        self.facts: Facts = {}
+        self.last_error = ""
+        self.gave_up = False
+        self.lost = 0
+        self.version = 0
+        self.snapshot: StateSnapshot | None = None
+        self.moved_at = time.monotonic()
+        self._heard_at = time.monotonic()
+        self._snapshot_at = 0.0
+        self._changed = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the engine takes requests."""
+        return self.phase == "ready"
+
+    @property
+    def snapshot_age(self) -> float | None:
+        """Seconds since the last snapshot arrived; None without one."""
+        return time.monotonic() - self._snapshot_at if self.snapshot is not None else None
+
+    @property
+    def silent_for(self) -> float:
+        """Seconds since its last message of any kind."""
+        return time.monotonic() - self._heard_at
+
+    def heard(self) -> None:
+        self._heard_at = time.monotonic()
+
+    def moved(self) -> None:
+        """Work moved, or began: before that nothing could move."""
+        self.moved_at = time.monotonic()
+
+    def set_status(self, status: EngineStatus) -> None:
+        self.heard()
+        self.status = status
+        self.phase = status.phase
+        if status.phase == "ready":
+            self.facts = dict(status.facts)
+            self.last_error = ""
+            self.gave_up = False
+        elif status.phase == "failed":
+            self.last_error = status.error or status.detail or "the engine failed without saying why"
+        self.notify()
+
+    def set_snapshot(self, snapshot: StateSnapshot) -> None:
+        self.heard()
+        if self.snapshot is None or snapshot.last_progress != self.snapshot.last_progress:
+            self.moved()
+        self.snapshot = snapshot
+        self._snapshot_at = self._heard_at
+        self.notify()
+
+    def set_lost(self, cause: str) -> None:
+        self.lost += 1
+        self.snapshot = None
+        self.phase = "restarting"
+        self.status = None
+        self.last_error = cause
+        self.notify()
+
+    def set_given_up(self, cause: str) -> None:
+        self.phase = "failed"
+        self.last_error = cause
+        self.gave_up = True
+        self.notify()
+
+    async def changed(self, since: int | None = None) -> None:
+        """Returns when the next change of phase or the next snapshot comes; at once where ``version`` is no longer
+        ``since``, so that nothing is missed between a look and the wait."""
+        if since is None or since == self.version:
+            await self._changed.wait()
+
+    async def wait_ready(self) -> None:
+        """Returns once the engine takes requests; raises EngineUnavailable when it never will."""
+        while not self.ready:
+            if self.gave_up or self.phase == "stopped":
+                raise self.unavailable()
+            await self.changed()
+
+    def unavailable(self) -> EngineUnavailable:
+        """Returns the error for a request that comes while the engine is not ready."""
+        if self.phase == "draining":
+            return EngineUnavailable("the server is shutting down and takes no new requests", "draining")
+        if self.gave_up or self.phase in ("failed", "stopped"):
+            why = f": {self.last_error}" if self.last_error else ""
+            return EngineUnavailable(f"the engine is not running{why}", "engine_unavailable")
+        why = f" after: {self.last_error}" if self.last_error else ""
+        return EngineUnavailable(f"the engine is not ready yet (phase: {self.phase}){why}", "engine_not_ready")
+
+    def notify(self) -> None:
+        """Counts a change and wakes everybody who waits for one; the next to wait get a new event."""
+        self.version += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()

@@ -1,0 +1,42 @@
+"""What can keep a request from its answer. The server maps these to HTTP; offline users see them as they are."""
+
+
+class FrontendError(Exception):
+    """Base of all; ``code`` is a stable word for programs, ``param`` the request field at fault or ""."""
+
+    def __init__(self, message: str, code: str, param: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.param = param
+
+
+class RequestRefused(FrontendError):
+    """The request itself is at fault; sending it again will not help."""
+
+
+class ContextLengthExceeded(RequestRefused):
+    """Prompt and requested tokens do not fit into the context."""
+
+    def __init__(self, max_model_len: int, prompt_tokens: int, wanted_tokens: int | None, param: str) -> None:
+        asked = (
+            f"leaves no room for an answer to a prompt of {prompt_tokens} tokens"
+            if wanted_tokens is None
+            else f"was exceeded: {prompt_tokens + wanted_tokens} tokens were asked for "
+            f"({prompt_tokens} in the prompt, {wanted_tokens} for the answer)"
+        )
+        super().__init__(
+            f"the context of {max_model_len} tokens {asked}; shorten the prompt or the answer",
+            "context_length_exceeded",
+            param,
+        )
+        self.max_model_len = max_model_len
+        self.prompt_tokens = prompt_tokens
+
+
+class EngineUnavailable(FrontendError):
+    """The engine takes no requests now: it is starting, draining, or gone. Trying again later may help."""
+
+
+class EngineFailed(FrontendError):
+    """The engine gave up on a request that it had accepted."""

@@ -1,0 +1,135 @@
+"""One call in flight: its choices, and the mailbox that its caller reads from."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from tokenspeed.frontend.choice import Choice
+from tokenspeed.frontend.errors import FrontendError
+from tokenspeed.frontend.request import Delta, GenerationRequest, Usage
+from tokenspeed.messages import PromptLogprobs, TokenLogprobs
+
+
+class Prompt:
+    """One prompt of a call.
+
+    Attributes:
+        request: what was asked.
+        token_ids: of the prompt.
+        logprobs: of tokens 1 and on, as they come in; the first token of a prompt has none.
+    """
+
+    def __init__(self, request: GenerationRequest, token_ids: Sequence[int]) -> None:
+        self.request = request
+        self.token_ids = token_ids
+        self.logprobs: dict[int, TokenLogprobs] = {}
+        self.waiting: list[Delta] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether all log-probabilities that were asked for are here."""
+        return self.request.prompt_logprobs < 0 or len(self.logprobs) >= len(self.token_ids) - 1
+
+    def take_logprobs(self, slice_: PromptLogprobs) -> None:
+        for at, entry in enumerate(slice_.tokens, slice_.start):
+            if at > 0:
+                self.logprobs[at] = entry
+
+
+class LiveChoice:
+    """A choice that the engine is working on, under its ``handle``."""
+
+    __slots__ = ("choice", "generation", "handle", "last_token_at", "prompt")
+
+    def __init__(self, handle: int, choice: Choice, prompt: Prompt, generation: "Generation") -> None:
+        self.handle = handle
+        self.choice = choice
+        self.prompt = prompt
+        self.generation = generation
+        self.last_token_at = 0.0
+
+
+class Generation:
+    """What AsyncLLM.start returns: read it with ``next_batch`` until it returns nothing, or ``cancel`` it.
+
+    Attributes:
+        prompts: of the call, in order; choice ``i`` belongs to prompt ``i // choices per prompt``.
+        usage: counts so far.
+        cancelled: the reader gave it up.
+    """
+
+    def __init__(self, prompts: list[Prompt], abort: Callable[[list[int]], None]) -> None:
+        self.prompts = prompts
+        self.usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
+        self.started_at = time.monotonic()
+        self.live: dict[int, LiveChoice] = {}
+        self.cancelled = False
+        self._abort = abort
+        self._mailbox: list[Delta] = []
+        self._error: FrontendError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def next_batch(self) -> list[Delta]:
+        """Returns the deltas that arrived since the last call, at least one; [] after the end or a cancel.
+
+        Raises FrontendError, once everything before it has been read, where the engine gave up on the call.
+        """
+        while not self._mailbox and self._error is None and self.live:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._mailbox:
+            batch, self._mailbox = self._mailbox, []
+            return batch
+        if self._error is not None:
+            raise self._error
+        return []
+
+    def cancel(self) -> None:
+        """Gives the call up: the engine aborts what still runs, and the reader gets no more. May be called twice."""
+        self.cancelled = True
+        self._mailbox = []
+        if self.live:
+            self._abort(list(self.live))
+            self.live = {}
+        self._wake()
+
+    def deliver(self, live: LiveChoice, delta: Delta) -> None:
+        """Puts a delta into the mailbox; one whose prompt's log-probabilities are not all here waits for them."""
+        prompt = live.prompt
+        if not prompt.complete:
+            prompt.waiting.append(delta)
+            return
+        if prompt.waiting:
+            self._mailbox.extend(prompt.waiting)
+            prompt.waiting = []
+        self.add(delta)
+
+    def add(self, delta: Delta) -> None:
+        """Puts a delta into the mailbox."""
+        self._mailbox.append(delta)
+        self._wake()
+
+    def end_choice(self, live: LiveChoice) -> None:
+        """Takes a finished choice off the call."""
+        self.live.pop(live.handle, None)
+        self.usage.completion_tokens += live.choice.generated
+        if not self.live:
+            for prompt in self.prompts:
+                self._mailbox.extend(prompt.waiting)
+                prompt.waiting = []
+            self._wake()
+
+    def fail(self, error: FrontendError) -> None:
+        """Ends the call with an error; what still runs is aborted."""
+        self._error = error
+        if self.live:
+            self._abort(list(self.live))
+            self.live = {}
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,181 @@
+"""POST /v1/chat/completions."""
+
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenspeed.frontend.collect import collect
+from tokenspeed.frontend.errors import FrontendError
+from tokenspeed.frontend.generation import Generation
+from tokenspeed.frontend.request import Delta
+from tokenspeed.frontend.tokenizer import Tokenizer
+from tokenspeed.server.body import read_json
+from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
+from tokenspeed.server.conversation import template_messages
+from tokenspeed.server.errors import ApiError, from_frontend
+from tokenspeed.server.logprobs import chat_logprobs, prompt_logprob_list
+from tokenspeed.server.requests import ChatRequest
+from tokenspeed.server.responses import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatResponse,
+    UsageBody,
+)
+from tokenspeed.server.sampling import generation_request
+from tokenspeed.server.stream import DisconnectWatch, GenerationStream, event
+
+
+async def chat_completions(request: Request) -> Response:
+    """Goes on with a conversation, streamed or not."""
+    context = context_of(request)
+    body, ignored = await read_json(request, ChatRequest, context.max_body_bytes)
+    context.metrics.fields_ignored(ignored)
+    context.check_model(body.model)
+    request_id = request_id_of(request)
+    headers = {"x-request-id": request_id}
+    try:
+        generation = await _start(context, body, request_id)
+        name = f"chatcmpl-{request_id}"
+        if body.stream:
+            return GenerationStream(generation, ChatChunkWriter(context.llm.tokenizer, body, generation, name), headers)
+        async with DisconnectWatch(request.receive, generation.cancel):
+            return json_response(await _whole(context, body, generation, name), headers=headers)
+    except FrontendError as error:
+        raise from_frontend(error) from error
+
+
+async def _start(context: ServerContext, body: ChatRequest, request_id: str) -> Generation:
+    prompt = await context.llm.chat_prompt(
+        template_messages(body.messages),
+        **template_settings(body.add_generation_prompt, body.continue_final_message),
+        variables=body.chat_template_kwargs,
+    )
+    return await context.llm.start(
+        [
+            generation_request(
+                body,
+                prompt,
+                context.llm.config.api.default_sampling,
+                request_id=request_id,
+                max_tokens=_max_tokens(body),
+                logprobs=_logprobs(body),
+            )
+        ]
+    )
+
+
+def template_settings(add_generation_prompt: bool | None, continue_final_message: bool | None) -> dict[str, bool]:
+    """Returns how the template ends: with the assistant's turn opened, or with the last message left open."""
+    goes_on = bool(continue_final_message)
+    opens = not goes_on if add_generation_prompt is None else add_generation_prompt
+    if goes_on and opens:
+        raise ApiError(
+            400,
+            "continue_final_message and add_generation_prompt exclude each other",
+            code="invalid_value",
+            param="continue_final_message",
+        )
+    return {"add_generation_prompt": opens, "continue_final_message": goes_on}
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise ApiError(
+            400,
+            f"max_tokens is {old} and max_completion_tokens is {new}; give one of them",
+            code="invalid_value",
+            param="max_completion_tokens",
+        )
+    return old if new is None else new
+
+
+def _logprobs(body: ChatRequest) -> int:
+    if not body.logprobs:
+        if body.top_logprobs is not None:
+            raise ApiError(400, "top_logprobs goes with logprobs: true", code="invalid_value", param="top_logprobs")
+        return -1
+    return body.top_logprobs or 0
+
+
+async def _whole(context: ServerContext, body: ChatRequest, generation: Generation, name: str) -> ChatResponse:
+    tokenizer = context.llm.tokenizer
+    choices = [
+        ChatChoice(
+            index=result.index,
+            message=AssistantMessage(content=result.text),
+            logprobs=chat_logprobs(tokenizer, result.logprobs) if body.logprobs else None,
+            finish_reason=result.finish_reason,
+            matched_stop=result.matched_stop,
+        )
+        for result in await collect(generation)
+    ]
+    return ChatResponse(
+        id=name,
+        created=int(time.time()),
+        model=body.model,
+        choices=choices,
+        usage=UsageBody.of(generation.usage),
+        prompt_logprobs=(
+            msgspec.UNSET if body.prompt_logprobs is None else prompt_logprob_list(tokenizer, generation.prompts[0])
+        ),
+    )
+
+
+class ChatChunkWriter:
+    """Writes the chunks of one chat stream: the role once a choice, then text, then the reason it ended."""
+
+    def __init__(self, tokenizer: Tokenizer, body: ChatRequest, generation: Generation, name: str) -> None:
+        self._tokenizer = tokenizer
+        self._logprobs = bool(body.logprobs)
+        self._includes_usage = body.includes_usage
+        self._generation = generation
+        self._begun: set[int] = set()
+        self._chunk = ChatChunk(
+            id=name,
+            created=int(time.time()),
+            model=body.model,
+            choices=[],
+            usage=None if body.includes_usage else msgspec.UNSET,
+        )
+        self._encode = msgspec.json.Encoder().encode
+
+    def deltas(self, batch: list[Delta]) -> bytes:
+        return b"".join([self._events(delta) for delta in batch])
+
+    def end(self) -> bytes:
+        if not self._includes_usage:
+            return b""
+        self._chunk.choices = []
+        self._chunk.usage = UsageBody.of(self._generation.usage)
+        return event(self._encode(self._chunk))
+
+    def _events(self, delta: Delta) -> bytes:
+        result = b""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            result = self._event(ChatChunkChoice(index=delta.index, delta=ChatDelta(role="assistant", content="")))
+        if delta.text or (self._logprobs and delta.logprobs):
+            logprobs = chat_logprobs(self._tokenizer, delta.logprobs) if self._logprobs else None
+            result += self._event(
+                ChatChunkChoice(index=delta.index, delta=ChatDelta(content=delta.text), logprobs=logprobs)
+            )
+        if delta.finish_reason is not None:
+            result += self._event(
+                ChatChunkChoice(
+                    index=delta.index,
+                    delta=ChatDelta(),
+                    finish_reason=delta.finish_reason,
+                    matched_stop=delta.matched_stop,
+                )
+            )
+        return result
+
+    def _event(self, choice: ChatChunkChoice) -> bytes:
+        self._chunk.choices = [choice]
+        return event(self._encode(self._chunk))

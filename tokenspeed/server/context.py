@@ -1,0 +1,56 @@
+"""What every route needs: the frontend, the metrics, and a few facts about the server."""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenspeed.frontend.async_llm import AsyncLLM
+from tokenspeed.server.errors import ApiError
+from tokenspeed.telemetry.metrics import Metrics
+
+_REQUEST_ID_CHARACTERS = 128
+
+
+@dataclass
+class ServerContext:
+    """Shared by all routes of one application; lives in ``app.state.context``."""
+
+    llm: AsyncLLM
+    metrics: Metrics
+    progress_threshold_s: float
+    started_at: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self.llm.config.api.max_body_bytes
+
+    def check_model(self, name: str) -> None:
+        """Raises ApiError (404) where another model than the served one is asked for."""
+        served = self.llm.config.served_name
+        if name != served:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; served is {served!r}",
+                code="model_not_found",
+                param="model",
+            )
+
+
+def context_of(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    return context
+
+
+def request_id_of(request: Request) -> str:
+    """Returns the client's own X-Request-Id where it is short and printable, else a new one."""
+    given = request.headers.get("x-request-id", "")
+    usable = given.isascii() and given.isprintable() and 0 < len(given) <= _REQUEST_ID_CHARACTERS
+    return given if usable else uuid.uuid4().hex
+
+
+def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -1,0 +1,62 @@
+"""Errors as the API shows them: OpenAI's shape, the right status, and a message that says what would mend it."""
+
+import msgspec
+
+from tokenspeed.frontend.errors import EngineUnavailable, FrontendError, RequestRefused
+
+INVALID_REQUEST = "invalid_request_error"
+AUTHENTICATION = "authentication_error"
+SERVER_ERROR = "server_error"
+UNAVAILABLE = "service_unavailable_error"
+
+RETRY_AFTER_S = 2
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct, kw_only=True):
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    Attributes:
+        status: of HTTP.
+        body: what is sent.
+        headers: sent beside it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        kind: str = INVALID_REQUEST,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = ErrorResponse(error=ErrorBody(message=message, type=kind, param=param or None, code=code))
+        self.headers = headers or {}
+
+    def content(self) -> bytes:
+        return msgspec.json.encode(self.body)
+
+
+def from_frontend(error: FrontendError) -> ApiError:
+    """Returns the API's form of a frontend error: 400 for the request's fault, 503 for not now, 500 for ours."""
+    if isinstance(error, RequestRefused):
+        return ApiError(400, error.message, code=error.code, param=error.param)
+    if isinstance(error, EngineUnavailable):
+        return ApiError(
+            503, error.message, code=error.code, kind=UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_S)}
+        )
+    return ApiError(500, error.message, code=error.code, kind=SERVER_ERROR)

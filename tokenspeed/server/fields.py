@@ -1,0 +1,97 @@
+"""What becomes of each request field: supported, accepted without effect, or refused by name. Nothing else exists.
+
+docs/api.md lists them for users; a test holds page and tables equal.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tokenspeed.server.errors import ApiError
+
+WITHOUT_EFFECT = {
+    "user": "who asks makes no difference here",
+    "metadata": "nothing is stored that it could be attached to",
+    "store": "nothing is ever stored",
+    "safety_identifier": "who asks makes no difference here",
+    "service_tier": "there is one tier; use priority to go first",
+    "prompt_cache_key": "prefixes are found by their content; use cache_salt to keep them apart",
+    "prompt_cache_retention": "prefixes stay cached while there is room",
+    "prediction": "a hint for speed only",
+    "parallel_tool_calls": "means something only beside tools",
+}
+"""Accepted because clients send them by habit and they cannot change an answer; each use is counted in a metric."""
+
+_NO_TOOLS = "tool calls are not supported by this version"
+_NO_STRUCTURE = "structured output is not supported by this version"
+_NO_REASONING = "reasoning is not told apart from the answer by this version"
+_TEXT_ONLY = "this server reads and writes text only"
+
+REFUSED = {
+    "tools": _NO_TOOLS,
+    "tool_choice": _NO_TOOLS,
+    "functions": _NO_TOOLS,
+    "function_call": _NO_TOOLS,
+    "response_format": _NO_STRUCTURE,
+    "structured_outputs": _NO_STRUCTURE,
+    "guided_json": _NO_STRUCTURE,
+    "guided_regex": _NO_STRUCTURE,
+    "guided_choice": _NO_STRUCTURE,
+    "guided_grammar": _NO_STRUCTURE,
+    "json_schema": _NO_STRUCTURE,
+    "regex": _NO_STRUCTURE,
+    "ebnf": _NO_STRUCTURE,
+    "structural_tag": _NO_STRUCTURE,
+    "reasoning_effort": _NO_REASONING,
+    "include_reasoning": _NO_REASONING,
+    "separate_reasoning": _NO_REASONING,
+    "thinking_token_budget": _NO_REASONING,
+    "verbosity": "the model has no such setting; say it in the prompt",
+    "modalities": _TEXT_ONLY,
+    "audio": _TEXT_ONLY,
+    "web_search_options": "this server does not search",
+    "suffix": "this server only goes on from a prompt; it does not fill gaps",
+    "chat_template": "the server's own template is used; start it with --chat-template to change that",
+    "documents": "put the documents into a message",
+    "bad_words": "use logit_bias to suppress tokens",
+    "allowed_token_ids": "use logit_bias to favour tokens",
+    "use_beam_search": "choices are sampled; use best_of for the most probable one",
+    "length_penalty": "means something only beside beam search",
+    "prompt_embeds": _TEXT_ONLY,
+    "lora_path": "adapters are not supported by this version",
+}
+"""Known fields that would change the answer, and which this server cannot honour."""
+
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none",),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
+"""Values of refused fields that ask for what happens anyway."""
+
+
+def check_fields(raw: dict[str, msgspec.Raw], supported: Iterable[str]) -> list[str]:
+    """Returns the fields of a request body that are accepted without effect.
+
+    A null is as good as an absent field. Raises ApiError (400) naming the first field that is refused or unknown.
+    """
+    known = set(supported)
+    ignored = []
+    for name, value in raw.items():
+        if name in known or bytes(value) == b"null":
+            continue
+        if name in WITHOUT_EFFECT:
+            ignored.append(name)
+        elif name in REFUSED:
+            if msgspec.json.decode(value) not in HARMLESS.get(name, ()):
+                raise ApiError(400, f"{name} is not supported: {REFUSED[name]}", code="unsupported_field", param=name)
+        else:
+            near = difflib.get_close_matches(name, [*known, *WITHOUT_EFFECT, *REFUSED], n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; docs/api.md lists the fields"
+            raise ApiError(400, f"{name} is not a field of this request{hint}", code="unknown_field", param=name)
+    return ignored

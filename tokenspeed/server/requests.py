@@ -1,0 +1,115 @@
+"""The request bodies of the API. Every field here is honoured; fields.py says what becomes of all others."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tokenspeed.frontend.request import MAX_CHOICES, MAX_LOGPROBS
+
+Probability = Annotated[float, Meta(gt=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Text = Annotated[str, Meta(min_length=1)]
+StopStrings = Text | Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """``include_obfuscation`` asks for padding against traffic analysis; there is none, so only false is accepted."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What chat and plain completions share. None is the server's default."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: LogprobCount | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the last chunk of a stream carries the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ContentPart(msgspec.Struct, kw_only=True):
+    """A part of a message; the ones that are not text are refused by name."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message. The fields from ``refusal`` on come back from clients that resend an answer; they must be empty."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: Any = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: LogprobCount | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    echo: bool | None = None
+    logprobs: LogprobCount | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Either ``prompt`` or ``messages``."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    tokens: list[TokenId]
+    model: str | None = None
+    skip_special_tokens: bool | None = None

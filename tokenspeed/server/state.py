@@ -1,0 +1,94 @@
+"""GET /v1/internal/state and its stream: what the dashboard reads. The shape is ours and may change with a version."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenspeed.frontend.engine_state import Facts
+from tokenspeed.messages.snapshot import StateSnapshot
+from tokenspeed.server.context import ServerContext, context_of, json_response
+from tokenspeed.server.stream import EventSource, event
+
+SHORTEST_INTERVAL_S = 0.25
+LONGEST_INTERVAL_S = 5.0
+"""With nothing new the stream repeats itself after so long, so that a reader can tell quiet from dead."""
+
+
+class StateBody(msgspec.Struct, kw_only=True):
+    """What the dashboard reads.
+
+    Attributes:
+        vendor, devices: what the engine runs on, and on how many.
+        phase, detail: where the engine stands, and one line on it.
+        error: why it was lost or failed; "" while all is well.
+        lost: how many engines ended unasked so far.
+        server_time: seconds since the epoch, by this process's clock.
+        age_s: seconds since the snapshot arrived; None without one.
+        facts: what the engine said of itself when it became ready.
+    """
+
+    model: str
+    recipe: str
+    profile: str
+    recipe_hash: str
+    vendor: str
+    devices: int
+    phase: str
+    ready: bool
+    detail: str
+    error: str
+    lost: int
+    open_choices: int
+    server_time: float
+    age_s: float | None
+    facts: Facts
+    snapshot: StateSnapshot | None
+
+
+def state_of(context: ServerContext) -> StateBody:
+    """Returns the present state."""
+    llm, engine = context.llm, context.llm.engine
+    config = llm.config
+    return StateBody(
+        model=config.served_name,
+        recipe=config.recipe,
+        profile=config.profile,
+        recipe_hash=config.recipe_hash,
+        vendor=config.device,
+        devices=1,
+        phase=engine.phase,
+        ready=engine.ready,
+        detail=engine.status.detail if engine.status is not None else "",
+        error=engine.last_error,
+        lost=engine.lost,
+        open_choices=llm.open_choices,
+        server_time=time.time(),
+        age_s=engine.snapshot_age,
+        facts=engine.facts,
+        snapshot=engine.snapshot,
+    )
+
+
+async def state(request: Request) -> Response:
+    """The state once."""
+    return json_response(state_of(context_of(request)))
+
+
+async def state_stream(request: Request) -> Response:
+    """The state each time it changes, at most four times a second."""
+    return EventSource(_events(context_of(request)))
+
+
+async def _events(context: ServerContext) -> AsyncGenerator[bytes, None]:
+    engine = context.llm.engine
+    while not context.llm.draining:  # a reader must not keep a server from ending
+        seen = engine.version
+        yield event(msgspec.json.encode(state_of(context)))
+        await asyncio.sleep(SHORTEST_INTERVAL_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engine.changed(seen), LONGEST_INTERVAL_S)

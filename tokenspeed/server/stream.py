@@ -1,0 +1,134 @@
+"""Server-sent events: one class sends a generation, another the engine's state; both notice a client that leaves."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tokenspeed.frontend.errors import FrontendError
+from tokenspeed.frontend.generation import Generation
+from tokenspeed.frontend.request import Delta
+from tokenspeed.server.errors import from_frontend
+
+DONE = b"data: [DONE]\n\n"
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def event(data: bytes) -> bytes:
+    """Returns one server-sent event; ``data`` must be one line, as JSON without indentation is."""
+    return b"data: " + data + b"\n\n"
+
+
+class ChunkWriter(Protocol):
+    """Turns deltas into events; one writer serves one stream."""
+
+    def deltas(self, batch: list[Delta]) -> bytes:
+        """Returns the events for a batch, b"" where there is nothing to show."""
+        ...
+
+    def end(self) -> bytes:
+        """Returns what follows the last choice's end: the usage, if it was asked for."""
+        ...
+
+
+class DisconnectWatch:
+    """Calls ``on_disconnect`` once when the client closes the connection, while the block runs."""
+
+    def __init__(self, receive: Receive, on_disconnect: Callable[[], None]) -> None:
+        self._receive = receive
+        self._on_disconnect = on_disconnect
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "DisconnectWatch":
+        self._task = asyncio.create_task(self._watch(), name="client watch")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._on_disconnect()
+
+
+class GenerationStream(Response):
+    """Sends a generation's chunks as they come, several in one write where several are there.
+
+    The status line waits for the first chunk, so that what fails before it is answered with its own status; what fails
+    later becomes an error event. The stream ends with [DONE] either way. A client that leaves cancels the generation.
+    """
+
+    def __init__(self, generation: Generation, writer: ChunkWriter, headers: dict[str, str]) -> None:
+        super().__init__()
+        self._start = [*_HEADERS, *((name.encode(), value.encode("latin-1")) for name, value in headers.items())]
+        self._generation = generation
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generation = self._generation
+        try:
+            async with DisconnectWatch(receive, generation.cancel):
+                batch = await generation.next_batch()
+                if not batch:
+                    return  # the client left before there was anything to send
+                await send({"type": "http.response.start", "status": 200, "headers": self._start})
+                await self._send_batches(batch, send)
+        except FrontendError as error:
+            failure = from_frontend(error)
+            response = Response(failure.content(), failure.status, failure.headers, media_type="application/json")
+            await response(scope, receive, send)
+        finally:
+            generation.cancel()
+
+    async def _send_batches(self, batch: list[Delta], send: Send) -> None:
+        generation, writer = self._generation, self._writer
+        try:
+            while batch:
+                data = writer.deltas(batch)
+                if data:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                batch = await generation.next_batch()
+            last = b"" if generation.cancelled else writer.end() + DONE
+        except FrontendError as error:
+            last = event(from_frontend(error).content()) + DONE
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+class EventSource(Response):
+    """Sends what an iterator yields, until it ends or the client leaves."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__()
+        self._events = events
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        gone = False
+
+        def leave() -> None:
+            nonlocal gone
+            gone = True
+            task.cancel()
+
+        try:
+            async with DisconnectWatch(receive, leave):
+                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                async with contextlib.aclosing(self._events) as events:
+                    async for data in events:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            task.uncancel()

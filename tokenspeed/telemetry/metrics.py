@@ -1,0 +1,209 @@
+"""Prometheus metrics. Every name is listed in METRIC_NAMES (a test pins it to the page and to docs/api.md).
+
+Two sources: what the API process sees itself is counted as it happens (``Metrics`` is the frontend's observer); what
+the engine reports is read from its last snapshot when somebody scrapes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from tokenspeed.messages.snapshot import CounterSnapshot, StateSnapshot
+
+_LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+ENGINE_COUNTERS = {
+    "rounds": "Rounds of the event loop",
+    "steps": "Steps of the device",
+    "prefill_tokens": "Prompt tokens computed",
+    "decode_tokens": "Tokens decoded",
+    "prefix_query_tokens": "Prompt tokens looked up in the prefix cache",
+    "prefix_hit_tokens": "Prompt tokens found in the prefix cache",
+    "finished": "Requests that ended by themselves",
+    "aborted": "Requests that were aborted",
+    "retractions": "Retractions of running requests for want of KV blocks",
+    "nan_rows": "Rows whose logits held NaN",
+    "failed_steps": "Steps whose forward raised",
+    "ignored_results": "Results that came for requests already gone",
+}
+"""Field of CounterSnapshot to the help text of ``tokenspeed_engine_<field>_total``; each engine begins at 0."""
+
+METRIC_NAMES = (
+    "tokenspeed_http_requests_total",
+    "tokenspeed_ignored_fields_total",
+    "tokenspeed_choices_started_total",
+    "tokenspeed_choices_finished_total",
+    "tokenspeed_prompt_tokens_total",
+    "tokenspeed_cached_prompt_tokens_total",
+    "tokenspeed_generation_tokens_total",
+    "tokenspeed_time_to_first_token_seconds",
+    "tokenspeed_inter_token_seconds",
+    "tokenspeed_choice_seconds",
+    "tokenspeed_open_choices",
+    "tokenspeed_engine_ready",
+    "tokenspeed_engine_lost_total",
+    "tokenspeed_snapshot_age_seconds",
+    "tokenspeed_requests_running",
+    "tokenspeed_requests_waiting",
+    "tokenspeed_requests",
+    "tokenspeed_state_transitions_total",
+    "tokenspeed_kv_blocks",
+    "tokenspeed_kv_block_bytes",
+    "tokenspeed_step_seconds",
+    *(f"tokenspeed_engine_{name}_total" for name in ENGINE_COUNTERS),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineReading:
+    """What the API process knows of the engine at one moment; ``snapshot`` is None before the first."""
+
+    ready: bool
+    lost: int
+    open_choices: int
+    snapshot: StateSnapshot | None
+    snapshot_age: float | None
+
+
+class Metrics:
+    """The registry of one server, and the observer of its frontend. Times are seconds."""
+
+    def __init__(self, read_engine: Callable[[], EngineReading]) -> None:
+        # a second series for each counter, of which nobody makes use
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._http = self._counter("http_requests", "HTTP requests answered", "method", "path", "status")
+        self._ignored = self._counter("ignored_fields", "Request fields accepted without effect", "field")
+        self._started = self._counter("choices_started", "Choices handed to the engine")
+        self._finished = self._counter("choices_finished", "Choices ended, by reason", "reason")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens of all requests, cached ones included")
+        self._cached = self._counter("cached_prompt_tokens", "Prompt tokens that came from the prefix cache")
+        self._generated = self._counter("generation_tokens", "Tokens received from the engine")
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From submission to the first token", _LONG_S
+        )
+        self._between = self._histogram("inter_token_seconds", "Between the tokens of a choice", _SHORT_S)
+        self._whole = self._histogram("choice_seconds", "From submission to the end of a choice", _LONG_S)
+        self.registry.register(_EngineCollector(read_engine))
+        ProcessCollector(namespace="tokenspeed", registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"tokenspeed_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"tokenspeed_{name}", text, buckets=buckets, registry=self.registry)
+
+    def page(self) -> tuple[bytes, str]:
+        """Returns the page for a scraper and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    # What the server tells.
+
+    def http_request(self, method: str, path: str, status: int) -> None:
+        """``path`` is the route's own path, not the client's, so that the number of label values stays small."""
+        self._http.labels(method, path, str(status)).inc()
+
+    def fields_ignored(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._ignored.labels(name).inc()
+
+    # What the frontend tells.
+
+    def submitted(self, choices: int, prompt_tokens: int) -> None:
+        self._started.inc(choices)
+        self._prompt.inc(prompt_tokens)
+
+    def first_token(self, waited: float, cached_tokens: int) -> None:
+        self._first_token.observe(waited)
+        self._cached.inc(cached_tokens)
+
+    def tokens(self, count: int, since_last: float | None) -> None:
+        self._generated.inc(count)
+        if since_last is not None:
+            self._between.observe(since_last / count)
+
+    def finished(self, reason: str, took: float) -> None:
+        self._finished.labels(reason).inc()
+        self._whole.observe(took)
+
+
+class _EngineCollector:
+    """Reads the engine's last snapshot at each scrape; what does not exist is left out, never 0."""
+
+    def __init__(self, read: Callable[[], EngineReading]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        reading = self._read()
+        yield _gauge("open_choices", "Choices the engine works on for this server", reading.open_choices)
+        yield _gauge("engine_ready", "1 while the engine takes requests", float(reading.ready))
+        lost = CounterMetricFamily("tokenspeed_engine_lost", "Engines that ended unasked")
+        lost.add_metric([], reading.lost)
+        yield lost
+        if reading.snapshot is None:
+            return
+        yield _gauge("snapshot_age_seconds", "Age of the engine's last snapshot", reading.snapshot_age or 0.0)
+        yield from _requests(reading.snapshot)
+        yield from _blocks(reading.snapshot)
+        yield _step(reading.snapshot)
+        yield from _counters(reading.snapshot.counters)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"tokenspeed_{name}", text, value=value)
+
+
+def _requests(snapshot: StateSnapshot) -> Iterator[Metric]:
+    yield _gauge("requests_running", "Requests that run", snapshot.running)
+    yield _gauge("requests_waiting", "Requests that wait", snapshot.waiting)
+    states = GaugeMetricFamily("tokenspeed_requests", "Live requests in each state", labels=["state"])
+    for state, count in snapshot.states.items():
+        if count is not None:
+            states.add_metric([state], count)
+    yield states
+    flows = CounterMetricFamily(
+        "tokenspeed_state_transitions", "Requests that went from one state to another", labels=["source", "target"]
+    )
+    for flow in snapshot.flows:
+        flows.add_metric([flow.source, flow.target], flow.count)
+    yield flows
+
+
+def _blocks(snapshot: StateSnapshot) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily(
+        "tokenspeed_kv_blocks",
+        "KV blocks of a cache group; held + cached + free = total, pinned are among held and cached",
+        labels=["group", "kind"],
+    )
+    sizes = GaugeMetricFamily("tokenspeed_kv_block_bytes", "Bytes of one KV block of a cache group", labels=["group"])
+    for group in snapshot.groups:
+        for kind in ("total", "held", "cached", "free", "pinned"):
+            blocks.add_metric([group.group_id, kind], getattr(group, kind))
+        sizes.add_metric([group.group_id], group.bytes_per_block)
+    yield blocks
+    yield sizes
+
+
+def _step(snapshot: StateSnapshot) -> Metric:
+    step = GaugeMetricFamily("tokenspeed_step_seconds", "Mean time of the recent steps, by part", labels=["part"])
+    for part in ("plan", "device", "commit", "bubble"):
+        step.add_metric([part], getattr(snapshot.step, f"{part}_ms") / 1000.0)
+    return step
+
+
+def _counters(counters: CounterSnapshot) -> Iterator[Metric]:
+    for name, text in ENGINE_COUNTERS.items():
+        family = CounterMetricFamily(f"tokenspeed_engine_{name}", text)
+        family.add_metric([], getattr(counters, name))
+        yield family
