@@ -1,0 +1,74 @@
+#include "drivers.hpp"
+
+#include <algorithm>
+
+#include "pool.hpp"
+#include "threads.hpp"
+
+namespace tokenspeed {
+
+namespace {
+
+// Runs body(begin, end) over [0, count) in pieces of a multiple of `grain`, on `threads` threads; pieces per thread are
+// several, because cores are shared with other work and a late one must not hold the others for long.
+template <class Body>
+void over_ranges(int64_t count, int64_t grain, int threads, int64_t pieces_each, const Body& body) {
+    if (threads <= 1) {
+        if (count > 0) body(int64_t{0}, count);
+        return;
+    }
+    const int64_t grains = (count + grain - 1) / grain;
+    const int64_t piece = std::max<int64_t>(1, grains / (threads * pieces_each)) * grain;
+    const int64_t pieces = (count + piece - 1) / piece;
+    parallel_for(pieces, threads, [&](int64_t i) { body(i * piece, std::min(count, (i + 1) * piece)); });
+}
+
+}  // namespace
+
+void run_linear(const Weight& weight, const float* x, int64_t tokens, float* out) {
+    if (tokens == 0 || weight.rows == 0) return;
+    const KernelTable& table = kernels();
+    // One token costs the unpacking of a weight (an eighth of a nanosecond), more tokens a multiply-add each.
+    const double work = static_cast<double>(weight.rows) * static_cast<double>(weight.columns) *
+                        (0.05 + 0.02 * static_cast<double>(tokens));
+    const int64_t scratch_bytes = table.linear_scratch(weight);
+    over_ranges(weight.rows, 16, threads_for(work), 2, [&](int64_t begin, int64_t end) {
+        float* memory = static_cast<float*>(scratch(scratch_bytes));
+        table.linear(weight, x, tokens, out, begin, end, memory);
+    });
+}
+
+void run_embedding(const Weight& weight, const int32_t* ids, int64_t tokens, float* out) {
+    const KernelTable& table = kernels();
+    const double work = static_cast<double>(tokens * weight.columns) * 0.2;
+    over_ranges(tokens, 1, threads_for(work), 2, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) table.decode_row(weight, ids[t], out + t * weight.columns);
+    });
+}
+
+void run_rms_norm(const float* x, float* residual, const float* weight, float epsilon, float* out, int64_t rows,
+                  int64_t size) {
+    const KernelTable& table = kernels();
+    over_ranges(rows, 1, threads_for(static_cast<double>(rows * size) * 0.2), 2, [&](int64_t begin, int64_t end) {
+        table.rms_norm(x + begin * size, residual ? residual + begin * size : nullptr, weight, epsilon,
+                       out + begin * size, end - begin, size);
+    });
+}
+
+void run_silu_and_mul(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
+                      int64_t rows, int64_t size) {
+    const KernelTable& table = kernels();
+    over_ranges(rows, 1, threads_for(static_cast<double>(rows * size) * 0.5), 2, [&](int64_t begin, int64_t end) {
+        table.silu_and_mul(gate + begin * gate_stride, gate_stride, up + begin * up_stride, up_stride,
+                           out + begin * size, end - begin, size);
+    });
+}
+
+void run_prologue(const Prologue& call, int64_t tokens) {
+    const KernelTable& table = kernels();
+    const double work = static_cast<double>(tokens * (call.q_heads + 2 * call.kv_heads) * call.cache.head_dim) * 0.5;
+    over_ranges(tokens, 1, threads_for(work), 2,
+                [&](int64_t begin, int64_t end) { table.prologue(call, begin, end); });
+}
+
+}  // namespace tokenspeed

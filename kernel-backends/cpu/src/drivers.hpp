@@ -1,0 +1,44 @@
+// The operations, each over a whole call: they cut the work into ranges, spread them over threads and run the kernels in
+// force. Results do not depend on the number of threads. Pointers are trusted; sizes of 0 are fine.
+#pragma once
+
+#include <cstdint>
+
+#include "table.hpp"
+
+namespace tokenspeed {
+
+// x [tokens, columns], out [tokens, rows], dense.
+void run_linear(const Weight& weight, const float* x, int64_t tokens, float* out);
+
+// out[t] = row ids[t] of the weight; ids [tokens].
+void run_embedding(const Weight& weight, const int32_t* ids, int64_t tokens, float* out);
+
+// residual may be null.
+void run_rms_norm(const float* x, float* residual, const float* weight, float epsilon, float* out, int64_t rows,
+                  int64_t size);
+
+void run_silu_and_mul(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
+                      int64_t rows, int64_t size);
+
+void run_prologue(const Prologue& call, int64_t tokens);
+
+struct Attention {
+    const float* q;          // [tokens, q_heads, head_dim], tokens q_stride elements apart
+    int64_t q_stride;
+    float* out;              // [tokens, q_heads, head_dim], dense
+    int64_t q_heads, kv_heads;
+    Cache cache;
+    const int32_t* page_table;  // [sequences, page_table_stride]
+    int64_t page_table_stride;
+    const int32_t* query_start;  // [sequences + 1], or null: every sequence has queries_each tokens
+    int64_t queries_each;
+    const int32_t* lengths;  // [sequences]: keys, the queries' own included
+    int64_t sequences;
+    float scale;
+};
+
+// Sequence b's queries are its last positions. A sequence of length 0 gives zeros. Throws std::bad_alloc.
+void run_attention(const Attention& call);
+
+}  // namespace tokenspeed

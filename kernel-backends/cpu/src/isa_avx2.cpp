@@ -1,0 +1,11 @@
+// The kernels compiled for one instruction set; CMakeLists.txt gives this file its flags.
+#include "simd/avx2.hpp"
+
+#define TOKENSPEED_ISA avx2
+#define TOKENSPEED_ISA_NAME "avx2"
+
+#include "kernels/math.hpp"
+#include "kernels/linear.hpp"
+#include "kernels/elementwise.hpp"
+#include "kernels/attention.hpp"
+#include "kernels/fill_table.hpp"

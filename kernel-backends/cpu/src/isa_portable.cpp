@@ -1,0 +1,11 @@
+// The kernels compiled for one instruction set; CMakeLists.txt gives this file its flags.
+#include "simd/portable.hpp"
+
+#define TOKENSPEED_ISA portable
+#define TOKENSPEED_ISA_NAME "portable"
+
+#include "kernels/math.hpp"
+#include "kernels/linear.hpp"
+#include "kernels/elementwise.hpp"
+#include "kernels/attention.hpp"
+#include "kernels/fill_table.hpp"

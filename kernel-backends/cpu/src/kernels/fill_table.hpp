@@ -1,0 +1,11 @@
+// The table of the instruction set that includes this file; the last of the kernel headers.
+
+namespace tokenspeed::TOKENSPEED_ISA {
+
+extern const KernelTable kTable;
+const KernelTable kTable = {
+    TOKENSPEED_ISA_NAME, linear_scratch, linear, decode_row, rms_norm, silu_and_mul, prologue, attend,
+    merge,               finish,         argmax, has_nan,    maximum,  shifted_exp,
+};
+
+}  // namespace tokenspeed::TOKENSPEED_ISA

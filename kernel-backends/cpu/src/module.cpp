@@ -1,0 +1,178 @@
+// The Python door. Tensors come as raw addresses and sizes: this module knows nothing of torch, and a call costs a fraction
+// of a microsecond. The Python files beside it keep the tensors alive and, where asked to, check them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "drivers.hpp"
+#include "pool.hpp"
+#include "sampling.hpp"
+#include "threads.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tokenspeed {
+namespace {
+
+using Address = std::uintptr_t;
+
+template <class T>
+T* at(Address address) {
+    return reinterpret_cast<T*>(address);
+}
+
+// Runs `body` without the GIL where it is worth handing over: another thread may keep it for a whole switch interval,
+// which is far longer than a small kernel.
+template <class Body>
+void run(int64_t elements, const Body& body) {
+    constexpr int64_t kWorthReleasing = 32'768;
+    if (elements < kWorthReleasing) return body();
+    nb::gil_scoped_release released;
+    body();
+}
+
+// A weight matrix in one of the formats, not owned.
+class Matrix {
+public:
+    Matrix(const std::string& format, int64_t rows, int64_t columns, Address data, Address bias) {
+        const Layout layout = layout_of(format);
+        if (columns % layout.block != 0)
+            throw std::invalid_argument(std::to_string(columns) + " columns do not divide into " + format + " blocks of " +
+                                        std::to_string(layout.block));
+        weight_ = {layout.format, rows, columns, columns / layout.block * layout.block_bytes, at<const uint8_t>(data),
+                   at<const float>(bias)};
+    }
+
+    void multiply(Address x, int64_t tokens, Address out) const {
+        nb::gil_scoped_release released;
+        run_linear(weight_, at<const float>(x), tokens, at<float>(out));
+    }
+
+    void lookup(Address ids, int64_t tokens, Address out) const {
+        run(tokens * weight_.columns,
+            [&] { run_embedding(weight_, at<const int32_t>(ids), tokens, at<float>(out)); });
+    }
+
+private:
+    struct Layout {
+        WeightFormat format;
+        int64_t block;
+        int64_t block_bytes;
+    };
+    static Layout layout_of(const std::string& format) {
+        if (format == "float32") return {WeightFormat::kFloat32, 1, 4};
+        if (format == "bfloat16") return {WeightFormat::kBFloat16, 1, 2};
+        if (format == "float16") return {WeightFormat::kFloat16, 1, 2};
+        if (format == "gguf_q4_0") return {WeightFormat::kQ4_0, 32, 18};
+        if (format == "gguf_q4_1") return {WeightFormat::kQ4_1, 32, 20};
+        if (format == "gguf_q8_0") return {WeightFormat::kQ8_0, 32, 34};
+        throw std::invalid_argument("weight format '" + format + "' is unknown to the CPU kernels");
+    }
+    Weight weight_{};
+};
+
+using Strides = nb::tuple;  // of a cache plane, in elements: block, head, token, 1
+
+CachePlane plane(Address data, const Strides& strides) {
+    return {at<uint8_t>(data), nb::cast<int64_t>(strides[0]), nb::cast<int64_t>(strides[1]),
+            nb::cast<int64_t>(strides[2])};
+}
+
+void gqa_prologue(Address q, int64_t q_stride, int64_t q_heads, Address k, int64_t k_stride, int64_t kv_heads, Address v,
+                  int64_t v_stride, int64_t tokens, int64_t head_dim, Address positions, Address cos_sin, Address q_norm,
+                  Address k_norm, float epsilon, KvType type, Address keys, const Strides& key_strides, Address values,
+                  const Strides& value_strides, int64_t page_size, Address slots) {
+    const Cache cache{plane(keys, key_strides), plane(values, value_strides), type, page_size, head_dim};
+    const Prologue call{at<float>(q),
+                        at<const float>(k),
+                        at<const float>(v),
+                        q_stride,
+                        k_stride,
+                        v_stride,
+                        q_heads,
+                        kv_heads,
+                        at<const int32_t>(positions),
+                        at<const float>(cos_sin),
+                        at<const float>(q_norm),
+                        at<const float>(k_norm),
+                        epsilon,
+                        at<const int64_t>(slots),
+                        cache};
+    run(tokens * (q_heads + 2 * kv_heads) * head_dim, [&] { run_prologue(call, tokens); });
+}
+
+// query_start 0: every sequence has queries_each tokens.
+void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim, KvType type, Address keys,
+            const Strides& key_strides, Address values, const Strides& value_strides, int64_t page_size,
+            Address page_table, int64_t page_table_stride, Address query_start, int64_t queries_each, Address lengths,
+            int64_t sequences, float scale, Address out) {
+    const Attention call{at<const float>(q),
+                         q_stride,
+                         at<float>(out),
+                         q_heads,
+                         kv_heads,
+                         {plane(keys, key_strides), plane(values, value_strides), type, page_size, head_dim},
+                         at<const int32_t>(page_table),
+                         page_table_stride,
+                         at<const int32_t>(query_start),
+                         queries_each,
+                         at<const int32_t>(lengths),
+                         sequences,
+                         scale};
+    nb::gil_scoped_release released;
+    run_attention(call);
+}
+
+void rms_norm(Address x, Address residual, Address weight, float epsilon, Address out, int64_t rows, int64_t size) {
+    run(rows * size, [&] {
+        run_rms_norm(at<const float>(x), at<float>(residual), at<const float>(weight), epsilon, at<float>(out), rows, size);
+    });
+}
+
+void silu_and_mul(Address gate, int64_t gate_stride, Address up, int64_t up_stride, Address out, int64_t rows, int64_t size) {
+    run(rows * size, [&] {
+        run_silu_and_mul(at<const float>(gate), gate_stride, at<const float>(up), up_stride, at<float>(out), rows, size);
+    });
+}
+
+}  // namespace
+}  // namespace tokenspeed
+
+NB_MODULE(_native, m) {
+    using namespace tokenspeed;
+
+    m.doc() = "Native CPU kernels. Arguments are addresses and sizes and are trusted; see the Python wrappers.";
+    m.def("instruction_set", [] { return kernels().name; }, "The instruction set in force.");
+    m.def("has_instruction_set", [](const std::string& name) { return has_instruction_set(name.c_str()); }, "name"_a);
+    m.def(
+        "choose_instruction_set",
+        [](const std::string& name) {
+            if (!choose_instruction_set(name.c_str()))
+                throw std::invalid_argument("instruction set '" + name + "' is not in this build or not on this machine");
+        },
+        "name"_a, "Puts a set in force for the whole process; ValueError where it cannot be. Not while kernels run.");
+    m.def("set_thread_limit", &set_thread_limit, "count"_a, "The most threads a kernel uses, at least 1.");
+    m.def("thread_limit", &thread_limit, "The most threads a kernel uses.");
+
+    nb::class_<Matrix>(m, "Matrix", "A weight matrix that lies elsewhere; who binds it keeps the memory alive.")
+        .def(nb::init<const std::string&, int64_t, int64_t, Address, Address>(), "format"_a, "rows"_a, "columns"_a,
+             "data"_a, "bias"_a)
+        .def("multiply", &Matrix::multiply, "x"_a, "tokens"_a, "out"_a)
+        .def("lookup", &Matrix::lookup, "ids"_a, "tokens"_a, "out"_a);
+
+    nb::enum_<KvType>(m, "KvType", "Element types of a cache.")
+        .value("float32", KvType::kFloat32)
+        .value("bfloat16", KvType::kBFloat16)
+        .value("float16", KvType::kFloat16);
+    m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+    m.attr("MAX_Q_PER_KV") = kMaxTileRows;
+    m.def("gqa_prologue", &gqa_prologue);
+    m.def("attend", &attend);
+
+    m.def("rms_norm", &rms_norm, "x"_a, "residual"_a, "weight"_a, "epsilon"_a, "out"_a, "rows"_a, "size"_a);
+    m.def("silu_and_mul", &silu_and_mul, "gate"_a, "gate_stride"_a, "up"_a, "up_stride"_a, "out"_a, "rows"_a, "size"_a);
+    bind_sampling(m);
+}

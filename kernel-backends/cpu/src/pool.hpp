@@ -1,0 +1,30 @@
+// The threads that kernels are spread over.
+//
+// Not OpenMP's, for one property: the caller never waits for a thread that has not begun. It works on the pieces itself
+// and is done when they are, so a core that is taken by another process slows a kernel down by its share and no more,
+// where a barrier would wait for the scheduler's next slice, hundreds of times a step. And idle threads spin only as long
+// as the gap between two kernels of one step, then sleep.
+#pragma once
+
+#include <cstdint>
+
+namespace tokenspeed {
+
+// The most threads a kernel uses, the caller's own included; at least 1. Threads start when they are first needed.
+void set_thread_limit(int count);
+int thread_limit();
+
+// A piece of work: which one, of a count the caller knows.
+using Piece = void (*)(const void* context, int64_t index);
+
+// Runs piece(context, 0 … count - 1), each once, in any order, on up to `threads` threads, and returns when all are done.
+// Pieces must not throw. A call from within a piece, or beside another thread's, runs alone on its caller's thread.
+void run_pieces(int64_t count, int threads, Piece piece, const void* context);
+
+template <class Body>
+void parallel_for(int64_t count, int threads, const Body& body) {
+    run_pieces(
+        count, threads, [](const void* context, int64_t index) { (*static_cast<const Body*>(context))(index); }, &body);
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,112 @@
+// The function table every instruction set fills: serial kernels over a range, called by the drivers, which own threads
+// and scratch. Plain data and C headers only, because the AVX translation units include it.
+#pragma once
+
+#include <stdint.h>
+
+namespace tokenspeed {
+
+enum class WeightFormat : int32_t { kFloat32, kBFloat16, kFloat16, kQ4_0, kQ4_1, kQ8_0 };
+enum class KvType : int32_t { kFloat32, kBFloat16, kFloat16 };
+
+// A weight matrix [rows, columns], where it lies. `bias` [rows] may be null. Nothing is owned.
+struct Weight {
+    WeightFormat format;
+    int64_t rows;
+    int64_t columns;
+    int64_t row_bytes;
+    const uint8_t* data;
+    const float* bias;
+};
+
+constexpr int64_t kKeyTile = 64;      // keys of one softmax step, aligned to multiples of it in the sequence
+constexpr int64_t kKeySplit = 512;    // keys of one independent partial result, merged in sequence order
+constexpr int64_t kMaxTileRows = 64;  // query rows (query tokens times heads of one group) that share a pass over the keys
+constexpr int64_t kMaxHeadDim = 512;
+
+// One plane (keys or values) of a paged cache [blocks, kv heads, page size, head dim]; strides in elements, dim is dense.
+struct CachePlane {
+    uint8_t* data;
+    int64_t block_stride;
+    int64_t head_stride;
+    int64_t token_stride;
+};
+
+struct Cache {
+    CachePlane keys;
+    CachePlane values;
+    KvType type;
+    int64_t page_size;
+    int64_t head_dim;
+};
+
+// The running state of an attention over some keys, one entry per query row: maximum, sum of exponentials and the
+// unnormalised weighted sum of values [rows, head_dim].
+struct AttentionState {
+    float* maximum;
+    float* sum;
+    float* accumulator;
+};
+
+// One group of query rows against one KV head of one sequence.
+struct AttentionTile {
+    const float* queries;        // [rows, head_dim], scaled
+    const int64_t* row_limits;   // keys that each row may see: its position + 1
+    const int32_t* pages;        // page table of the sequence
+    int64_t rows;                // at most kMaxTileRows
+    int64_t kv_head;
+};
+
+struct Prologue {
+    float* q;
+    const float* k;
+    const float* v;
+    int64_t q_stride, k_stride, v_stride;  // elements between tokens
+    int64_t q_heads, kv_heads;
+    const int32_t* positions;
+    const float* cos_sin;  // [positions, head_dim]: cosines, then sines
+    const float* q_norm;   // [head_dim] or null
+    const float* k_norm;
+    float epsilon;
+    const int64_t* slots;
+    Cache cache;
+};
+
+
+struct KernelTable {
+    const char* name;
+
+    // Bytes of scratch that `linear` needs for this weight.
+    int64_t (*linear_scratch)(const Weight& weight);
+    // out[t, row] = x[t, :] . weight[row, :] (+ bias) for row in [begin, end). x [tokens, columns], out [tokens, rows].
+    void (*linear)(const Weight& weight, const float* x, int64_t tokens, float* out, int64_t begin, int64_t end,
+                   float* scratch);
+    // Writes weight row `row` as float32.
+    void (*decode_row)(const Weight& weight, int64_t row, float* out);
+
+    // out = x / rms(x) * weight for `rows` rows of `size`; a residual, where given, becomes residual + x and is normed.
+    void (*rms_norm)(const float* x, float* residual, const float* weight, float epsilon, float* out, int64_t rows,
+                     int64_t size);
+    // out = gate * sigmoid(gate) * up.
+    void (*silu_and_mul)(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
+                         int64_t rows, int64_t size);
+
+    void (*prologue)(const Prologue& call, int64_t token_begin, int64_t token_end);
+
+    // Attends over the keys [split * kKeySplit, ...) of one split, into a fresh state.
+    void (*attend)(const Cache& cache, const AttentionTile& tile, int64_t split, const AttentionState& state);
+    // Adds a later split's state to an earlier one.
+    void (*merge)(const AttentionState& into, const AttentionState& from, int64_t rows, int64_t head_dim);
+    // out = accumulator / sum, zeros where nothing was seen.
+    void (*finish)(const float* accumulator, float sum, float* out, int64_t head_dim);
+
+    // Index of the largest value, the lowest one where several are equal. NaN is passed over; 0 where all are NaN.
+    int64_t (*argmax)(const float* values, int64_t size);
+    bool (*has_nan)(const float* values, int64_t size);
+    // The largest value; NaN is passed over; -infinity where nothing else is there.
+    float (*maximum)(const float* values, int64_t size);
+    // out[i] = exp(values[i] - shift).
+    void (*shifted_exp)(const float* values, float shift, float* out, int64_t size);
+};
+
+}  // namespace tokenspeed

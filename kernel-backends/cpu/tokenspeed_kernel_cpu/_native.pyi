@@ -1,0 +1,100 @@
+from enum import Enum
+
+MAX_HEAD_DIM: int
+MAX_Q_PER_KV: int
+
+class KvType(Enum):
+    float32 = 0
+    bfloat16 = 1
+    float16 = 2
+
+class Matrix:
+    def __init__(self, format: str, rows: int, columns: int, data: int, bias: int) -> None: ...
+    def multiply(self, x: int, tokens: int, out: int) -> None: ...
+    def lookup(self, ids: int, tokens: int, out: int) -> None: ...
+
+def instruction_set() -> str: ...
+def has_instruction_set(name: str) -> bool: ...
+def choose_instruction_set(name: str) -> None: ...
+def set_thread_limit(count: int) -> None: ...
+def thread_limit() -> int: ...
+def uniform(seed: int, choice: int, position: int) -> float: ...
+def rms_norm(x: int, residual: int, weight: int, epsilon: float, out: int, rows: int, size: int) -> None: ...
+def silu_and_mul(gate: int, gate_stride: int, up: int, up_stride: int, out: int, rows: int, size: int) -> None: ...
+def gqa_prologue(
+    q: int,
+    q_stride: int,
+    q_heads: int,
+    k: int,
+    k_stride: int,
+    kv_heads: int,
+    v: int,
+    v_stride: int,
+    tokens: int,
+    head_dim: int,
+    positions: int,
+    cos_sin: int,
+    q_norm: int,
+    k_norm: int,
+    epsilon: float,
+    type: KvType,
+    keys: int,
+    key_strides: tuple[int, ...],
+    values: int,
+    value_strides: tuple[int, ...],
+    page_size: int,
+    slots: int,
+    /,
+) -> None: ...
+def attend(
+    q: int,
+    q_stride: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    type: KvType,
+    keys: int,
+    key_strides: tuple[int, ...],
+    values: int,
+    value_strides: tuple[int, ...],
+    page_size: int,
+    page_table: int,
+    page_table_stride: int,
+    query_start: int,
+    queries_each: int,
+    lengths: int,
+    sequences: int,
+    scale: float,
+    out: int,
+    /,
+) -> None: ...
+def sample(
+    logits: int,
+    rows: int,
+    size: int,
+    temperature: int,
+    top_k: int,
+    top_p: int,
+    min_p: int,
+    seed: int,
+    choice: int,
+    position: int,
+    out: int,
+    /,
+) -> None: ...
+def apply_penalties(
+    logits: int,
+    rows: int,
+    size: int,
+    counts: int,
+    prompt_mask: int,
+    pool_rows: int,
+    presence: int,
+    frequency: int,
+    repetition: int,
+    /,
+) -> None: ...
+def logprobs(
+    logits: int, rows: int, size: int, ids: int, k: int, out: int, top_ids: int, top_logprobs: int, /
+) -> None: ...
+def has_nan(logits: int, rows: int, size: int, out: int, /) -> None: ...

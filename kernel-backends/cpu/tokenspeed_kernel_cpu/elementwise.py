@@ -1,0 +1,46 @@
+"""norm.rms, norm.fused_add_rms and activation.silu_and_mul; contracts in tokenspeed_kernel.ops.norm and .activation."""
+
+import torch
+
+from tokenspeed_kernel_cpu import _native
+from tokenspeed_kernel_cpu.checks import checked, expect
+
+_rms_norm = _native.rms_norm
+_silu_and_mul = _native.silu_and_mul
+
+
+def _check_rms(x: torch.Tensor, weight: torch.Tensor, _eps: float, out: torch.Tensor) -> None:
+    expect("x", x, torch.float32, x.shape[:2])
+    expect("weight", weight, torch.float32, x.shape[1:])
+    expect("out", out, torch.float32, x.shape)
+
+
+def _check_fused(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    _check_rms(x, weight, eps, out)
+    expect("residual", residual, torch.float32, x.shape)
+
+
+def _check_silu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    expect("gate", gate, torch.float32, out.shape, strided_rows=True)
+    expect("up", up, torch.float32, out.shape, strided_rows=True)
+    expect("out", out, torch.float32, out.shape)
+
+
+@checked(_check_rms)
+def rms(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    """out = x / rms(x) * weight."""
+    _rms_norm(x.data_ptr(), 0, weight.data_ptr(), eps, out.data_ptr(), x.size(0), x.size(1))
+
+
+@checked(_check_fused)
+def fused_add_rms(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    """residual += x, then out = residual / rms(residual) * weight."""
+    _rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), x.size(0), x.size(1))
+
+
+@checked(_check_silu)
+def silu_and_mul(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    """out = gate * sigmoid(gate) * up."""
+    _silu_and_mul(
+        gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), out.data_ptr(), out.size(0), out.size(1)
+    )

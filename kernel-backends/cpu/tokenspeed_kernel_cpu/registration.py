@@ -1,0 +1,68 @@
+"""Registers the kernels: the entry point of the group ``tokenspeed_kernel.plugins``."""
+
+from collections.abc import Mapping
+
+from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE
+from tokenspeed_kernel.ops.embedding import lookup_signature
+from tokenspeed_kernel.ops.gemm import linear_signature
+from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
+from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
+from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
+from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
+from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
+from tokenspeed_kernel_cpu import _native, attention, elementwise, linear, sampling
+from tokenspeed_kernel_cpu.instruction_sets import follow_platform
+
+SOLUTION = "cpu_native"
+
+_LINEAR = frozenset(linear_signature(weight) for weight in WEIGHT_FORMATS.values())
+_LOOKUP = frozenset(lookup_signature(weight) for weight in WEIGHT_FORMATS.values())
+_ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16))
+_NORM = frozenset({NORM_SIGNATURE})
+_ACTIVATION = frozenset({ACTIVATION_SIGNATURE})
+_SAMPLING = frozenset({SAMPLING_SIGNATURE})
+
+_HEADS: dict[str, TraitBound] = {
+    "head_dim": MultipleOf(2, _native.MAX_HEAD_DIM),
+    "q_per_kv": Range(1, _native.MAX_Q_PER_KV),
+}
+_READ: dict[str, TraitBound] = {**_HEADS, PAGE_SIZE_TRAIT: MultipleOf(1), "causal": one_of(True)}
+
+
+def _register(
+    operation: str,
+    kernel: KernelFunction,
+    signatures: frozenset[FormatSignature],
+    traits: Mapping[str, TraitBound] | None = None,
+) -> None:
+    family, mode = operation.split(".")
+    spec = KernelSpec(
+        name=f"cpu_{family}_{mode}",
+        family=family,
+        mode=mode,
+        solution=SOLUTION,
+        capability=CapabilityRequirement(vendors=frozenset({"cpu"})),
+        signatures=signatures,
+        traits=traits or {},
+        band=Band.PERFORMANT,
+        tags=frozenset({"deterministic", "row_invariant"}),
+    )
+    register_kernel(spec)(kernel)
+
+
+def register() -> None:
+    """Registers every kernel of this package, and puts the platform's instruction set in force."""
+    follow_platform()
+    _register("gemm.linear", linear.make_linear, _LINEAR, {"n": Range(0), "k": Range(1)})
+    _register("embedding.lookup", linear.make_lookup, _LOOKUP)
+    _register("norm.rms", elementwise.rms, _NORM)
+    _register("norm.fused_add_rms", elementwise.fused_add_rms, _NORM)
+    _register("activation.silu_and_mul", elementwise.silu_and_mul, _ACTIVATION)
+    _register("attention.gqa_prologue", attention.gqa_prologue, _ATTENTION, {**_HEADS, "qk_norm": one_of(False, True)})
+    _register("attention.decode", attention.decode, _ATTENTION, _READ)
+    _register("attention.extend", attention.extend, _ATTENTION, _READ)
+    _register("sampling.sample", sampling.sample, _SAMPLING)
+    _register("sampling.apply_penalties", sampling.apply_penalties, _SAMPLING)
+    _register("sampling.logprobs", sampling.logprobs, _SAMPLING)
+    _register("sampling.has_nan", sampling.has_nan, _SAMPLING)

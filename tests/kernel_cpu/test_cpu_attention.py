@@ -1,0 +1,198 @@
+"""Paged attention and its prologue: the reference's numbers, and the same bits however queries are cut into calls."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+import torch
+
+import tokenspeed_kernel_cpu
+from tokenspeed_kernel.ops import bind_attention_decode, bind_attention_extend, bind_gqa_prologue
+
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@dataclass
+class Paged:
+    """A cache that is poisoned wherever no sequence has written, and the table of its pages."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    table: torch.Tensor
+
+    @property
+    def page_size(self) -> int:
+        return self.keys.shape[2]
+
+
+def _paged(lengths: list[int], heads: int, page_size: int, head_dim: int, dtype: torch.dtype) -> Paged:
+    """Keys and values for these lengths, in shuffled blocks of one buffer [block, field, head, token, dim]."""
+    pages = [(length + page_size - 1) // page_size for length in lengths]
+    blocks = torch.randperm(sum(pages)) + 1
+    arena = torch.full((sum(pages) + 1, 2, heads, page_size, head_dim), torch.nan, dtype=dtype)
+    table = torch.full((len(lengths), max(pages, default=0) + 2), -7, dtype=torch.int32)
+    used = 0
+    for row, length in enumerate(lengths):
+        table[row, : pages[row]] = blocks[used : used + pages[row]]
+        used += pages[row]
+        positions = torch.arange(length)
+        block = table[row, positions // page_size].long()
+        arena[block, :, :, positions % page_size] = torch.randn(length, 2, heads, head_dim).to(dtype)
+    return Paged(arena[:, 0], arena[:, 1], table)
+
+
+def _bind(name: str, paged: Paged, q_per_kv: int, override: str | None = None):  # type: ignore[no-untyped-def]
+    make = {"decode": bind_attention_decode, "extend": bind_attention_extend}[name]
+    return make(
+        head_dim=paged.keys.shape[3],
+        q_per_kv=q_per_kv,
+        kernel_page_size=paged.page_size,
+        kv_dtype=paged.keys.dtype,
+        override=override,
+    )
+
+
+def _extend(
+    paged: Paged, q: torch.Tensor, starts: list[int], lengths: list[int], override: str | None = None
+) -> torch.Tensor:
+    bound = _bind("extend", paged, q.shape[1] // paged.keys.shape[1], override)
+    assert override or bound.spec.name == "cpu_attention_extend"
+    out = torch.full(q.shape, torch.nan)
+    starts_tensor, lengths_tensor = (torch.tensor(values, dtype=torch.int32) for values in (starts, lengths))
+    bound.fn(q, paged.keys, paged.values, paged.table, starts_tensor, lengths_tensor, q.shape[2] ** -0.5, out)
+    return out
+
+
+def _decode(paged: Paged, q: torch.Tensor, lengths: list[int], override: str | None = None) -> torch.Tensor:
+    bound = _bind("decode", paged, q.shape[1] // paged.keys.shape[1], override)
+    assert override or bound.spec.name == "cpu_attention_decode"
+    out = torch.full(q.shape, torch.nan)
+    lengths_tensor = torch.tensor(lengths, dtype=torch.int32)
+    bound.fn(q, paged.keys, paged.values, paged.table, lengths_tensor, q.shape[2] ** -0.5, out)
+    return out
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "group", "head_dim", "page_size"),
+    [(3, 3, 64, 64), (1, 1, 16, 16), (2, 8, 128, 32), (2, 5, 72, 128), (1, 40, 10, 7), (2, 2, 256, 1)],
+)
+def test_extend_agrees_with_the_reference(
+    instruction_set: str, dtype: torch.dtype, heads: int, group: int, head_dim: int, page_size: int
+) -> None:
+    lengths, queries = [1, 65, 0, 130, 17], [1, 65, 0, 3, 0]
+    starts = torch.tensor([0, *queries]).cumsum(0).tolist()
+    paged = _paged(lengths, heads, page_size, head_dim, dtype)
+    fused = torch.randn(starts[-1], heads * group * head_dim + 24)
+    q = fused[:, 8 : 8 + heads * group * head_dim].view(starts[-1], heads * group, head_dim)
+    out = _extend(paged, q, starts, lengths)
+    torch.testing.assert_close(out, _extend(paged, q, starts, lengths, "reference"), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("width", [1, 3])
+def test_decode_agrees_with_the_reference(instruction_set: str, dtype: torch.dtype, width: int) -> None:
+    lengths = [5, 64, 65, 0, 700, 1030]
+    paged = _paged(lengths, 2, 64, 64, dtype)
+    q = torch.randn(len(lengths) * width, 6, 64)
+    out = _decode(paged, q, lengths)
+    torch.testing.assert_close(out, _decode(paged, q, lengths, "reference"), rtol=2e-5, atol=2e-6)
+    assert (out[3 * width : 4 * width] == 0).all()
+
+
+def test_empty_calls(instruction_set: str) -> None:
+    paged = _paged([], 2, 16, 32, torch.float32)
+    q = torch.empty(0, 4, 32)
+    assert _decode(paged, q, []).shape == _extend(paged, q, [0], []).shape == (0, 4, 32)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_bits_depend_on_the_position_only(instruction_set: str, dtype: torch.dtype) -> None:
+    """One prompt over three key splits: whole, in chunks, beside others, token by token, and several at a time."""
+    length = 1100
+    paged = _paged([length, 40], 1, 32, 48, dtype)
+    q = torch.randn(length, 3, 48)
+    whole = _extend(paged, q, [0, length, length], [length, 0])
+    cuts = [0, 1, 64, 65, 300, 511, 513, 1023, 1100]
+    for begin, end in pairwise(cuts):
+        other = torch.randn(20, 3, 48)
+        both = torch.cat([q[begin:end], other])
+        chunk = _extend(paged, both, [0, end - begin, end - begin + 20], [end, 40])
+        assert torch.equal(chunk[: end - begin], whole[begin:end]), f"chunk {begin} to {end}"
+    for position in (0, 1, 63, 64, 511, 512, 513, 1024, 1099):
+        assert torch.equal(_decode(paged, q[position : position + 1], [position + 1])[0], whole[position])
+        beside = _decode(paged, torch.cat([q[position : position + 1], q[:1]]), [position + 1, 40])
+        assert torch.equal(beside[0], whole[position])
+    assert torch.equal(_decode(paged, q[1000:1004], [1004]), whole[1000:1004])
+
+
+def test_neither_pages_nor_threads_change_a_bit(instruction_set: str) -> None:
+    first = _paged([1500], 2, 64, 64, torch.float32)
+    keys, values = (
+        plane[first.table[0, :24].long()].transpose(0, 1).reshape(2, -1, 64) for plane in (first.keys, first.values)
+    )
+    second = Paged(*(p.reshape(2, 12, 128, 64).transpose(0, 1) for p in (keys, values)), torch.arange(12).int()[None])
+    q = torch.randn(1, 6, 64)
+    out = _decode(first, q, [1500])
+    assert torch.equal(_decode(second, q, [1500]), out)
+    before = tokenspeed_kernel_cpu.num_threads()
+    try:
+        for count in (1, 2, 5):
+            tokenspeed_kernel_cpu.set_num_threads(count)
+            assert torch.equal(_decode(first, q, [1500]), out), f"{count} threads"
+    finally:
+        tokenspeed_kernel_cpu.set_num_threads(before)
+
+
+def test_a_broken_later_key_reaches_no_earlier_query(instruction_set: str) -> None:
+    paged = _paged([70], 1, 16, 32, torch.float32)
+    q = torch.randn(70, 4, 32)
+    sound = _extend(paged, q, [0, 70], [70])
+    last = int(paged.table[0, 66 // 16])
+    paged.keys[last, :, 66 % 16] = torch.nan
+    paged.values[last, :, 66 % 16] = torch.inf
+    out = _extend(paged, q, [0, 70], [70])
+    assert torch.equal(out[:66], sound[:66])
+    assert out[66:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize(("heads", "group", "head_dim"), [(3, 3, 64), (2, 1, 10), (1, 4, 128)])
+def test_prologue_agrees_with_the_reference(
+    instruction_set: str, dtype: torch.dtype, with_norm: bool, heads: int, group: int, head_dim: int
+) -> None:
+    arguments = {"head_dim": head_dim, "q_per_kv": group, "qk_norm": with_norm, "kv_dtype": dtype}
+    native, reference = bind_gqa_prologue(**arguments), bind_gqa_prologue(**arguments, override="reference")
+    assert native.spec.name == "cpu_attention_gqa_prologue"
+    angles = torch.rand(400, head_dim // 2) * 6
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    norms = [torch.randn(head_dim), torch.randn(head_dim)] if with_norm else [None, None]
+    for tokens in (0, 1, 17, 300):
+        fused = torch.randn(tokens, (group + 2) * heads, head_dim)
+        positions = torch.randint(0, 400, (tokens,), dtype=torch.int32)
+        slots = torch.randperm(29 * 16)[:tokens] + 16
+        slots[tokens // 2 :: 5] = torch.tensor(-1)
+        results = []
+        for bound in (native, reference):
+            qkv = fused.clone()
+            q, k, v = qkv.split([group * heads, heads, heads], dim=1)
+            arena = torch.full((30, 2, heads, 16, head_dim), 7.0, dtype=dtype)
+            bound.fn(q, k, v, positions, cos_sin, *norms, 1e-6, arena[:, 0], arena[:, 1], slots)
+            results.append((q.clone(), arena[1:].float()))
+        torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
+        tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+        torch.testing.assert_close(results[0][1], results[1][1], rtol=tolerance, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+def test_values_are_rounded_as_torch_rounds(instruction_set: str, dtype: torch.dtype) -> None:
+    patterns = torch.randint(-(2**31), 2**31 - 1, (64, 1, 64), dtype=torch.int32).view(torch.float32)
+    patterns[:, :, :8] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 65519.9, 65520.0, 6.1e-5, 2.98e-8])
+    patterns = torch.where(patterns.isnan(), torch.tensor(1.0), patterns)
+    keys, values = (torch.zeros(6, 1, 16, 64, dtype=dtype) for _ in range(2))
+    bound = bind_gqa_prologue(head_dim=64, q_per_kv=1, qk_norm=False, kv_dtype=dtype)
+    q, cos_sin = torch.zeros(64, 1, 64), torch.ones(1, 64)
+    positions, slots = torch.zeros(64, dtype=torch.int32), torch.arange(16, 80)
+    bound.fn(q, q.clone(), patterns, positions, cos_sin, None, None, 0.0, keys, values, slots)
+    assert torch.equal(values[1:5].reshape(64, 1, 64), patterns.to(dtype))

@@ -1,0 +1,95 @@
+"""gemm.linear and embedding.lookup: the reference's numbers, and the same bits whatever the batch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import tokenspeed_kernel_cpu
+from tokenspeed_kernel.ops import bind_embedding, bind_linear
+from tokenspeed_kernel.quantized import QuantizedTensor
+
+MakeWeight = Callable[[str, int, int], QuantizedTensor]
+
+DENSE = ("float32", "bfloat16", "float16")
+BLOCKED = ("gguf_q4_0", "gguf_q4_1", "gguf_q8_0")
+CASES = [(f, n, k) for f in DENSE + BLOCKED for n, k in ((1, 32), (37, 96), (192, 576))]
+CASES += [(f, n, k) for f in DENSE for n, k in ((5, 7), (33, 45), (3, 1))]
+
+
+def _multiply(fn: Callable[..., None], x: torch.Tensor, rows: int) -> torch.Tensor:
+    out = torch.full((x.shape[0], rows), torch.nan)
+    fn(x, out)
+    return out
+
+
+@pytest.mark.parametrize(("weight_format", "n", "k"), CASES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_agrees_with_the_reference_and_not_with_the_batch(
+    instruction_set: str, random_weight: MakeWeight, weight_format: str, n: int, k: int, with_bias: bool
+) -> None:
+    weight = random_weight(weight_format, n, k)
+    bias = torch.randn(n) if with_bias else None
+    bound = bind_linear(weight, bias)
+    assert bound.spec.name == "cpu_gemm_linear"
+    x = torch.randn(300, k)
+    expected = x.double() @ weight.dequantize().double().T + (0 if bias is None else bias.double())
+    whole = _multiply(bound.fn, x, n)
+    torch.testing.assert_close(whole.double(), expected, rtol=1e-5, atol=1e-5 * k)
+    for tokens in (0, 1, 2, 3, 4, 5, 6, 7, 17, 64):
+        assert torch.equal(_multiply(bound.fn, x[:tokens], n), whole[:tokens]), f"{tokens} tokens"
+    assert torch.equal(_multiply(bound.fn, x[299:], n), whole[299:])
+
+
+def test_the_number_of_threads_changes_no_bit(instruction_set: str, random_weight: MakeWeight) -> None:
+    weight = random_weight("gguf_q4_1", 1536, 576)
+    fn = bind_linear(weight, None).fn
+    x = torch.randn(33, 576)
+    before = tokenspeed_kernel_cpu.num_threads()
+    try:
+        tokenspeed_kernel_cpu.set_num_threads(1)
+        alone = [_multiply(fn, x[:tokens], 1536) for tokens in (1, 33)]
+        for count in (2, 3, 7):
+            tokenspeed_kernel_cpu.set_num_threads(count)
+            for result in alone:
+                assert torch.equal(_multiply(fn, x[: result.shape[0]], 1536), result), f"{count} threads"
+    finally:
+        tokenspeed_kernel_cpu.set_num_threads(before)
+
+
+def test_not_a_number_stays_in_its_row(instruction_set: str, random_weight: MakeWeight) -> None:
+    x = torch.randn(9, 64)
+    x[4, 63] = torch.nan
+    out = _multiply(bind_linear(random_weight("gguf_q8_0", 40, 64), None).fn, x, 40)
+    assert out.isnan().all(dim=1).tolist() == [row == 4 for row in range(9)]
+
+
+def test_weight_views_and_unaligned_addresses(instruction_set: str, random_weight: MakeWeight) -> None:
+    weight = random_weight("gguf_q4_0", 50, 64)
+    shifted = torch.empty(weight.plane.numel() + 1, dtype=torch.uint8)[1:].view_as(weight.plane)
+    shifted.copy_(weight.plane)
+    odd = QuantizedTensor(weight.format, weight.shape, {"blocks": shifted}, "odd address")
+    x = torch.randn(5, 64)
+    whole = _multiply(bind_linear(weight, None).fn, x, 50)
+    assert torch.equal(_multiply(bind_linear(odd, None).fn, x, 50), whole)
+    assert torch.equal(_multiply(bind_linear(weight.rows(7, 20), None).fn, x, 13), whole[:, 7:20])
+
+
+@pytest.mark.parametrize("weight_format", DENSE + BLOCKED)
+def test_lookup_rounds_nothing(instruction_set: str, random_weight: MakeWeight, weight_format: str) -> None:
+    weight = random_weight(weight_format, 29, 96)
+    bound = bind_embedding(weight)
+    assert bound.spec.name == "cpu_embedding_lookup"
+    for tokens in (0, 1, 17, 300):
+        ids = torch.randint(0, 29, (tokens,), dtype=torch.int32)
+        out = torch.full((tokens, 96), torch.nan)
+        bound.fn(ids, out)
+        assert torch.equal(out, weight.dequantize()[ids.long()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_half_is_widened_exactly(instruction_set: str, dtype: torch.dtype) -> None:
+    halves = torch.arange(65536, dtype=torch.int32).to(torch.uint16).view(dtype).reshape(64, 1024)
+    out = torch.empty(64, 1024)
+    bind_embedding(QuantizedTensor.from_dense(halves, "all halves")).fn(torch.arange(64, dtype=torch.int32), out)
+    torch.testing.assert_close(out, halves.float(), rtol=0, atol=0, equal_nan=True)
