@@ -1,0 +1,62 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "binding/bind.h"
+#include "scheduler/report.h"
+
+namespace tokenspeed::binding {
+namespace {
+
+using StateCounts = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig>;
+
+StateCounts states(nb::handle self) {
+    const auto& counts = nb::cast<const Snapshot&>(self).states;
+    return StateCounts(counts.data(), {counts.size()}, self);
+}
+
+}  // namespace
+
+void bind_reports(nb::module_& module) {
+    nb::class_<GroupCounts>(module, "GroupCounts")
+        .def_ro("group_id", &GroupCounts::group_id)
+        .def_ro("total", &GroupCounts::total)
+        .def_ro("held", &GroupCounts::held)
+        .def_ro("cached", &GroupCounts::cached)
+        .def_ro("free", &GroupCounts::free)
+        .def_ro("pinned", &GroupCounts::pinned);
+
+    nb::class_<Snapshot>(module, "Snapshot", "Counts of one moment.")
+        .def_ro("round", &Snapshot::round)
+        .def_prop_ro("states", &states)
+        .def_ro("groups", &Snapshot::groups)
+        .def_ro("flows", &Snapshot::flows)
+        .def_ro("running", &Snapshot::running)
+        .def_ro("waiting", &Snapshot::waiting)
+        .def_ro("live", &Snapshot::live)
+        .def_ro("retractions", &Snapshot::retractions)
+        .def_ro("ignored_results", &Snapshot::ignored_results)
+        .def_ro("prefix_query_tokens", &Snapshot::prefix_query_tokens)
+        .def_ro("prefix_hit_tokens", &Snapshot::prefix_hit_tokens)
+        .def_ro("prefill_tokens", &Snapshot::prefill_tokens)
+        .def_ro("decode_tokens", &Snapshot::decode_tokens)
+        .def_ro("overtakes", &Snapshot::overtakes)
+        .def_ro("evictions", &Snapshot::evictions);
+
+    nb::class_<RequestRow>(module, "RequestRow")
+        .def_ro("handle", &RequestRow::handle)
+        .def_ro("state", &RequestRow::state)
+        .def_ro("age_rounds", &RequestRow::age_rounds)
+        .def_ro("priority", &RequestRow::priority)
+        .def_ro("prompt_tokens", &RequestRow::prompt_tokens)
+        .def_ro("computed_tokens", &RequestRow::computed_tokens)
+        .def_ro("generated_tokens", &RequestRow::generated_tokens)
+        .def_ro("cached_tokens", &RequestRow::cached_tokens)
+        .def_ro("blocks", &RequestRow::blocks)
+        .def_ro("retractions", &RequestRow::retractions)
+        .def_ro("reason", &RequestRow::reason);
+}
+
+}  // namespace tokenspeed::binding

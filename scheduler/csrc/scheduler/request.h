@@ -1,0 +1,112 @@
+// One live request: what it asked for, what is known of it, and the state that owns its resources.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/page_hash.h"
+#include "fsm/lifecycle.h"
+
+namespace tokenspeed {
+
+inline constexpr fsm::Role kRole = fsm::Role::Fused;
+using Lifecycle = fsm::Lifecycle<kRole>;
+
+// Why a request got no row in the last round.
+enum class WaitReason : std::uint8_t {
+    None,
+    Queued,           // its turn did not come
+    NoRow,            // every row of the request pool is taken
+    Budget,           // the round's tokens were spent
+    Capacity,         // short by `figure` blocks
+    LineHeld,         // waits behind request `figure`, which waits for capacity
+    ResultInFlight,   // its last result must land first
+    Armed,            // left out so that it becomes quiet and can be retracted
+    GenerationDone,   // all its tokens are scheduled; its end is awaited
+};
+
+struct Request {
+    Request(std::int32_t handle_, std::int64_t age_) : handle(handle_), age(age_) {}
+
+    std::int32_t handle;
+    std::int64_t age;  // order of submission: the smaller, the older
+    std::int32_t priority = 0;
+    bool declared = true;
+    std::int32_t max_new_tokens = 0;
+    std::int32_t max_cached_prefix_tokens = -1;
+    std::int32_t prompt_tokens = 0;
+
+    std::vector<std::int32_t> tokens;  // the prompt and the output known so far
+    std::int32_t prefill_len = 0;      // of what is prefilled: prompt, and after a retraction output too
+    std::int32_t samples_scheduled = 0;
+    bool broken = false;               // a row of it failed: it gets no further rows
+
+    // Chained digests of its first pages, each computed once.
+    cache::Digest root{};
+    std::vector<cache::Digest> digests;
+
+    Lifecycle life{fsm::Submitted<kRole>::fresh()};
+    std::int64_t state_since = 0;  // round
+    std::int32_t cached_tokens = 0;
+    std::int32_t retractions = 0;
+    bool started = false;
+
+    // Resident, by group: what the reserve promises the table to grow to, and the part of it not yet held.
+    struct Reserve {
+        std::int64_t target_blocks = 0;
+        std::int64_t outstanding = 0;
+    };
+    std::vector<Reserve> reserves;
+    bool prepaid = false;  // the reserve covered its whole generation when it was admitted
+    std::int64_t armed_in_round = -1;
+    std::int64_t last_decode_round = -1;
+    std::int64_t last_forward = 0;
+
+    // Waiting: what the last refusal for capacity saw, so that it is not planned again before something changed.
+    struct Refusal {
+        std::size_t group = 0;
+        std::int64_t need = 0;
+        std::int64_t available = 0;
+        std::int64_t publications = 0;
+    };
+    std::optional<Refusal> refusal;
+    std::int32_t overtaken = 0;
+
+    WaitReason reason = WaitReason::Queued;
+    std::int64_t figure = 0;
+
+    // Neighbours among the live, by age.
+    Request* older = nullptr;
+    Request* newer = nullptr;
+
+    std::int32_t generated() const { return static_cast<std::int32_t>(tokens.size()) - prompt_tokens; }
+    std::int32_t known_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
+    bool generation_scheduled() const { return samples_scheduled >= max_new_tokens; }
+
+    // The digest of page `page`; the tokens up to its end must be known.
+    const cache::Digest& digest(std::int32_t page, std::int32_t page_tokens) {
+        while (static_cast<std::int32_t>(digests.size()) <= page) {
+            const auto first = digests.size() * static_cast<std::size_t>(page_tokens);
+            digests.push_back(cache::next_digest(
+                digests.empty() ? root : digests.back(),
+                std::span(tokens).subspan(first, static_cast<std::size_t>(page_tokens))));
+        }
+        return digests[static_cast<std::size_t>(page)];
+    }
+};
+
+// The order of the waiting line: priority (larger first), then age. A retracted request keeps its place.
+struct LineOrder {
+    bool operator()(const Request* a, const Request* b) const {
+        return a->priority != b->priority ? a->priority > b->priority : a->age < b->age;
+    }
+};
+
+struct AgeOrder {
+    bool operator()(const Request* a, const Request* b) const { return a->age < b->age; }
+};
+
+}  // namespace tokenspeed

@@ -1,0 +1,99 @@
+// Random requests, ends and failures over random worlds, with the invariants checked after every call, tokens compared
+// with what they must be, and two schedulers that must plan alike. The seed of a failure is in its message.
+#include <random>
+
+#include "check.h"
+#include "engine.h"
+
+using namespace tokenspeed;
+using engine::Engine;
+
+namespace {
+
+bool same(const Plan& a, const Plan& b) {
+    const auto tables = [](const BlockTableDelta& x, const BlockTableDelta& y) {
+        return x.row == y.row && x.first_slot == y.first_slot && x.count == y.count && x.ids == y.ids &&
+               x.version_from == y.version_from && x.version_to == y.version_to;
+    };
+    return a.forward_id == b.forward_id && a.handle == b.handle && a.row == b.row && a.kind == b.kind &&
+           a.input_len == b.input_len && a.prefix_len == b.prefix_len && a.prompt_len == b.prompt_len &&
+           a.samples == b.samples && a.input_ids == b.input_ids && a.starts == b.starts &&
+           a.aborts.size() == b.aborts.size() && tables(a.tables[0], b.tables[0]);
+}
+
+void check_shape(const Plan& plan, const engine::ConfigOptions& options) {
+    std::int64_t tokens = 0;
+    int truncated = 0;
+    for (std::size_t i = 0; i < plan.handle.size(); ++i) {
+        tokens += plan.input_len[i];
+        const bool prefill = plan.kind[i] == 0;
+        if (i > 0) CHECK(plan.kind[i - 1] <= plan.kind[i]);
+        if (prefill && plan.samples[i] == 0) {
+            ++truncated;
+            CHECK(i + 1 == plan.handle.size() || plan.kind[i + 1] == 1);
+        }
+        if (!options.mixed) CHECK_EQ(plan.kind[i], plan.kind[0]);
+    }
+    CHECK(tokens <= options.budget);
+    CHECK(truncated <= 1);
+}
+
+void run(unsigned seed) {
+    std::mt19937 random(seed);
+    const auto draw = [&](int from, int to) { return from + static_cast<int>(random() % static_cast<unsigned>(to - from + 1)); };
+    engine::ConfigOptions options{.parents = draw(2, 30),
+                                  .children = draw(1, 3),
+                                  .granularity = draw(1, 4),
+                                  .page = 0,
+                                  .seqs = draw(1, 8),
+                                  .budget = draw(1, 24),
+                                  .model_len = draw(0, 1) == 0 ? 30 : 120,
+                                  .overlap = draw(0, 1),
+                                  .mixed = draw(0, 3) > 0,
+                                  .prefix_cache = draw(0, 4) > 0,
+                                  .headroom = draw(0, 1) == 0 ? 8 : 4096,
+                                  .overtakes = draw(0, 3)};
+    options.page = options.granularity * draw(1, 3);
+    Engine plane(options), twin(options);
+    const auto shared = engine::prompt(60);
+    for (int handle = 1, rounds = 0; handle <= 30 || plane.scheduler.has_work(); ++rounds) {
+        CHECK(rounds < 5000);
+        if (handle <= 30 && draw(0, 1) == 0) {
+            const int length = draw(1, 16);
+            std::vector<std::int32_t> tokens(shared.begin(), shared.begin() + draw(0, length));
+            while (static_cast<int>(tokens.size()) < length) tokens.push_back(draw(0, 99));
+            const SubmitOptions submit{.max_new_tokens = draw(1, 14), .declared = draw(0, 1) == 0, .priority = draw(0, 1)};
+            try {
+                plane.submit(handle, tokens, submit);
+                twin.submit(handle, tokens, submit);
+            } catch (const RequestRefused&) {
+                CHECK(length + (submit.declared ? submit.max_new_tokens : 1) >
+                      plane.scheduler.max_single_request_tokens());
+            }
+            ++handle;
+        }
+        if (draw(0, 14) == 0 && !plane.live.empty()) {
+            const int victim = std::next(plane.live.begin(), draw(0, static_cast<int>(plane.live.size()) - 1))->first;
+            const bool abort = draw(0, 1) == 0;
+            plane.end(victim, abort);
+            twin.end(victim, abort);
+        }
+        const auto plan = plane.round();
+        check_shape(*plan, options);
+        CHECK(same(*plan, *twin.round()));
+    }
+    plane.check_pool_whole();
+    CHECK(plane.live.empty());
+}
+
+}  // namespace
+
+TEST(random_worlds_keep_every_invariant_and_every_token) {
+    for (unsigned seed = 0; seed < 150; ++seed) {
+        try {
+            run(seed);
+        } catch (const std::exception& error) {
+            check::fail(__FILE__, __LINE__, "seed " + std::to_string(seed) + ": " + error.what());
+        }
+    }
+}
