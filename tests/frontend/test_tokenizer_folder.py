@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tokenspeed.frontend.text_assets import folder_chat_template, load_text_assets
+from tokenspeed.frontend.token_bytes import byte_level_alphabet, byte_level_bytes
 from tokenspeed.frontend.tokenizer import TokenizerError, decode
 from tokenspeed.frontend.tokenizer_bytes import ByteTokenizer
 from tokenspeed.frontend.tokenizer_library import load_folder_tokenizer
@@ -143,6 +144,12 @@ def test_bytes_round_trip(text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=True)
     assert ids[0] == 256 and ids[1:] == list(text.encode())
     assert decode(tokenizer, ids) == text
+
+
+def test_bytes_of_a_token() -> None:
+    assert byte_level_bytes("ĠhÃ©") == " hé".encode()
+    assert byte_level_bytes("你") == "你".encode(), "what is outside the alphabet stands for itself"
+    assert sorted(byte_level_bytes(chr(point))[0] for point in byte_level_alphabet()) == list(range(256))
 
 
 def test_byte_tokenizer() -> None:

@@ -177,6 +177,18 @@ def test_user_defined_tokens_are_text_and_unused_ones_are_not_matched(metadata: 
     assert decode(tokenizer, [at]) == "<tool>"
 
 
+def test_llama_bpe_takes_a_word_that_is_a_token_whole(metadata: dict[str, Any]) -> None:
+    merged = metadata | {
+        "tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], "qzxjk"],
+        "tokenizer.ggml.token_type": [*metadata["tokenizer.ggml.token_type"], 1],
+    }
+    encoded = {
+        name: build_gguf_tokenizer(merged | {"tokenizer.ggml.pre": name}, "the file").encode("qzxjk", False)
+        for name in ("llama-bpe", "gpt-2")
+    }
+    assert encoded["llama-bpe"] == [49152] and len(encoded["gpt-2"]) > 1, "no merge leads to it"
+
+
 def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"not a model")

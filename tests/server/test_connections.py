@@ -54,11 +54,16 @@ async def test_the_official_client_sees_errors_as_such(official: openai.AsyncOpe
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_before_the_first_token(stack: Stack, url: str, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "what"), [("completions", {"prompt": "x"}), ("chat/completions", {"messages": MESSAGES})]
+)
+async def test_a_client_that_leaves_before_the_first_token(
+    stack: Stack, url: str, stream: bool, path: str, what: dict[str, object]
+) -> None:
     stack.engine.pause()
     async with httpx.AsyncClient() as client:
-        body = {"model": MODEL, "prompt": "x", "n": 2, "stream": stream}
-        task = asyncio.create_task(client.post(f"{url}/v1/completions", json=body))
+        body = {"model": MODEL, "n": 2, "stream": stream, **what}
+        task = asyncio.create_task(client.post(f"{url}/v1/{path}", json=body))
         await stack.engine.heard(lambda: len(stack.engine.submits) == 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -4,20 +4,21 @@ import asyncio
 import atexit
 import threading
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tokenspeed.frontend import async_llm
+from tokenspeed.frontend.collect import collect
 from tokenspeed.frontend.request import GenerationRequest
 from tokenspeed.launch.service import Service
-from tokenspeed.messages import TokenLogprobs
+from tokenspeed.messages import FinishReason, TokenLogprobs
 from tokenspeed.recipes.prepare import resolve_model
 from tokenspeed.recipes.resolved import ResolvedConfig
 
 _Result = TypeVar("_Result")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Completion:
     """One choice of one prompt.
 
@@ -33,12 +34,12 @@ class Completion:
 
     index: int
     prompt_token_ids: list[int]
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: str | None = None
-    matched_stop: str | int | None = None
-    cached_tokens: int = 0
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    finish_reason: FinishReason
+    matched_stop: str | int | None
+    cached_tokens: int
 
 
 class AsyncLLM(async_llm.AsyncLLM):
@@ -150,22 +151,24 @@ class LLM:
 
     async def _one(self, request: GenerationRequest) -> list[Completion]:
         generation = await self._llm.start([request])
-        prompt = list(generation.prompts[0].token_ids)
-        choices = [Completion(index, prompt) for index in range(request.generated_choices)]
         try:
-            while batch := await generation.next_batch():
-                for delta in batch:
-                    choice = choices[delta.index]
-                    choice.text += delta.text
-                    choice.token_ids += delta.token_ids
-                    choice.logprobs += delta.logprobs
-                    choice.finish_reason = delta.finish_reason or choice.finish_reason
-                    choice.matched_stop = delta.matched_stop if delta.finish_reason else choice.matched_stop
+            results = await collect(generation)
         finally:
             generation.cancel()
-        for choice in choices:
-            choice.cached_tokens = generation.usage.cached_tokens
-        return choices
+        prompt = list(generation.prompts[0].token_ids)
+        return [
+            Completion(
+                index=result.index,
+                prompt_token_ids=prompt,
+                text=result.text,
+                token_ids=result.token_ids,
+                logprobs=result.logprobs,
+                finish_reason=result.finish_reason,
+                matched_stop=result.matched_stop,
+                cached_tokens=generation.usage.cached_tokens,
+            )
+            for result in results
+        ]
 
     def _call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
