@@ -189,7 +189,7 @@ class RandomEngineWithOverlap(RandomEngine):
 QUICK = settings(
     max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
-LONG = settings(QUICK, max_examples=1500, stateful_step_count=80)
+LONG = settings(QUICK, max_examples=800, stateful_step_count=80)
 
 TestRandomEngine = RandomEngine.TestCase
 TestRandomEngine.settings = QUICK

@@ -124,7 +124,9 @@ std::string GroupCache::check(const std::vector<std::pair<HolderId, BlockId>>& h
         if (meta_[i].indexed && find(meta_[i].key) != id) return who + "indexed, but not found under its key";
         indexed += meta_[i].indexed ? 1 : 0;
         evictable += is_evictable(id) ? 1 : 0;
-        if (pool_.is_out(group_, id) != (holders[i] > 0 || meta_[i].indexed)) return who + "neither held nor cached nor free";
+        if (pool_.is_out(group_, id) != (holders[i] > 0 || meta_[i].indexed)) {
+            return who + "neither held nor cached nor free";
+        }
     }
     std::int64_t linked = 0;
     for (BlockId id = oldest_; id != kNullBlock; id = meta(id).newer, ++linked) {

@@ -47,7 +47,8 @@ public:
         pool_ = &pool;
         row_ = pool.take();
     }
-    PoolRow(PoolRow&& other) noexcept : pool_(std::exchange(other.pool_, nullptr)), row_(std::exchange(other.row_, 0)) {}
+    PoolRow(PoolRow&& other) noexcept
+        : pool_(std::exchange(other.pool_, nullptr)), row_(std::exchange(other.row_, 0)) {}
     PoolRow& operator=(PoolRow&& other) noexcept {
         if (this == &other) return *this;
         release();

@@ -109,7 +109,9 @@ __attribute__((target("sha,sse4.1"))) void compress_native(std::array<std::uint3
 #else
 
 bool machine_has_sha() { return false; }
-void compress_native(std::array<std::uint32_t, 8>& state, const std::uint8_t* block) { compress_portable(state, block); }
+void compress_native(std::array<std::uint32_t, 8>& state, const std::uint8_t* block) {
+    compress_portable(state, block);
+}
 
 #endif
 

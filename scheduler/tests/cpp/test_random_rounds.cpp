@@ -40,7 +40,9 @@ void check_shape(const Plan& plan, const engine::ConfigOptions& options) {
 
 void run(unsigned seed) {
     std::mt19937 random(seed);
-    const auto draw = [&](int from, int to) { return from + static_cast<int>(random() % static_cast<unsigned>(to - from + 1)); };
+    const auto draw = [&](int from, int to) {
+        return from + static_cast<int>(random() % static_cast<unsigned>(to - from + 1));
+    };
     engine::ConfigOptions options{.parents = draw(2, 30),
                                   .children = draw(1, 3),
                                   .granularity = draw(1, 4),
@@ -62,7 +64,8 @@ void run(unsigned seed) {
             const int length = draw(1, 16);
             std::vector<std::int32_t> tokens(shared.begin(), shared.begin() + draw(0, length));
             while (static_cast<int>(tokens.size()) < length) tokens.push_back(draw(0, 99));
-            const SubmitOptions submit{.max_new_tokens = draw(1, 14), .declared = draw(0, 1) == 0, .priority = draw(0, 1)};
+            const SubmitOptions submit{
+                .max_new_tokens = draw(1, 14), .declared = draw(0, 1) == 0, .priority = draw(0, 1)};
             try {
                 plane.submit(handle, tokens, submit);
                 twin.submit(handle, tokens, submit);

@@ -59,7 +59,9 @@ TEST(a_victim_with_a_result_out_is_left_out_of_the_next_batch_and_then_taken) {
     int armed = 0;
     while (plane.scheduler.snapshot().retractions == 0) {
         plane.round();
-        for (const RequestRow& row : plane.scheduler.requests(9)) armed += row.reason.starts_with("about to be") ? 1 : 0;
+        for (const RequestRow& row : plane.scheduler.requests(9)) {
+            armed += row.reason.starts_with("about to be retracted") ? 1 : 0;
+        }
     }
     CHECK(armed > 0);
     plane.run();
