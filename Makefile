@@ -22,8 +22,8 @@ PIP        := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCAL      := $(PIP) install --quiet --no-index --no-deps --no-build-isolation --no-warn-conflicts
 STEP       := scripts/step.sh
 PROJECTS   := $(wildcard pyproject.toml scheduler/pyproject.toml tui/pyproject.toml kernel-backends/*/pyproject.toml)
-SCHEDULER  := $(shell find scheduler -name build -prune -o \( -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt \) -print)
-KERNEL_CPU := $(shell find kernel-backends/cpu -name build -prune -o \( -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt \) -print)
+SCHEDULER  := $(shell find scheduler -name build -prune -o \( -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
+KERNEL_CPU := $(shell find kernel-backends/cpu -name build -prune -o \( -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
 
 RUN_OPTIONS = $(if $(PROFILE),--profile "$(PROFILE)") $(if $(PORT),--port "$(PORT)") $(if $(SET),--set "$(SET)")
 PORT_OPTION = $(if $(PORT),--port "$(PORT)")
