@@ -17,7 +17,7 @@ PROMPTS = [
     "<|im_start|>user\nWrite a haiku about the sea.<|im_end|>\n<|im_start|>assistant\n",
 ]
 COUNT = 64
-MARGIN = 2e-3
+MARGIN = 5e-4
 """Logits this close may change places: the two add up the same float32 numbers in another order, over 30 layers."""
 
 
@@ -28,6 +28,7 @@ def reference(smollm2: Path) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(smollm2.parent), gguf_file=smollm2.name, dtype=torch.float32
     )
+    model.generation_config.eos_token_id = None  # generates on, as ignore_eos does
     return model.eval()
 
 
@@ -44,7 +45,6 @@ def test_greedy_tokens_equal_transformers(smollm2: Path, reference: Any) -> None
                 out = reference.generate(
                     torch.tensor([ids]),
                     max_new_tokens=COUNT,
-                    min_new_tokens=COUNT,
                     do_sample=False,
                     pad_token_id=0,
                     output_logits=True,

@@ -177,6 +177,21 @@ def test_two_equal_prompts_in_one_batch_are_both_right_and_cached_once(chunk: in
     engine.assert_whole()
 
 
+@OVERLAPS
+def test_blocks_computed_twice_are_shared_once_they_are_published(overlap: int) -> None:
+    engine = Engine(budget=64, overlap=overlap)
+    first, second = (engine.submit(prompt_of(22), 30, choice=choice) for choice in range(2))
+    engine.plan()
+    assert not set(engine.table(first)) & set(engine.table(second))
+    engine.land()
+    engine.rounds(3)
+    engine.plan()
+    assert engine.table(first)[:5] == engine.table(second)[:5]
+    assert engine.table(first)[5:] != engine.table(second)[5:]
+    engine.run()
+    engine.assert_whole()
+
+
 def test_an_aborted_prompt_publishes_what_landed_and_no_more() -> None:
     engine = Engine(budget=8, overlap=1)
     handle = engine.submit(prompt_of(30), 4)
@@ -284,6 +299,19 @@ def test_the_least_recently_used_goes_first() -> None:
     serve(engine, prompt_of(10, 3))
     assert serve(engine, [*old, 5]) == 16
     assert serve(engine, [*used, 5]) < 16
+
+
+@pytest.mark.parametrize("taken", [1, 2, 3, 4, 5])
+def test_a_page_that_lost_one_of_its_blocks_is_no_hit(taken: int) -> None:
+    """Pages of two blocks; other load takes ``taken`` blocks from the end of the chain, an odd number or an even one."""
+    engine = Engine(num_parents=16, granularity=2, prefix_granularity=4, budget=64)
+    serve(engine, prompt_of(32))
+    assert engine.group() == (0, 16, 0)
+    engine.submit(prompt_of(2 * taken, 1), 1)
+    engine.run()
+    assert serve(engine, prompt_of(31)) == (32 - 2 * taken) // 4 * 4
+    assert serve(engine, prompt_of(31)) == 28
+    engine.assert_whole()
 
 
 def test_an_evicted_prefix_is_hit_no_more_and_the_text_is_right() -> None:

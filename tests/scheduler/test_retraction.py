@@ -270,6 +270,26 @@ def test_an_incomplete_prefill_goes_before_a_decoder(overlap: int) -> None:
     engine.assert_whole()
 
 
+@OVERLAPS
+def test_an_incomplete_prefill_goes_even_where_a_decoder_would_free_more(overlap: int) -> None:
+    engine = Engine(num_parents=30, budget=4, overlap=overlap, prefix_cache=False)
+    decoders = [engine.submit(prompt_of(36, salt), 30, declared=False) for salt in range(2)]
+    while any(request.samples == 0 for request in engine.requests.values()):
+        engine.round()
+    late = engine.submit(prompt_of(40, 5), 4, declared=False)
+    sizes: dict[int, int] = {}
+    for _ in range(60):
+        plan = engine.plan()
+        if engine.retracted():
+            break
+        sizes = {handle: len(engine.table(handle)) for handle, r in engine.requests.items() if r.row}
+        land_due(engine, plan)
+    assert engine.retracted() == [late]
+    assert sizes[late] < min(sizes[handle] for handle in decoders)
+    engine.run()
+    engine.assert_whole()
+
+
 def rounds_without_finish(engine: Engine, count: int) -> None:
     for _ in range(count):
         plan = engine.plan()

@@ -25,6 +25,8 @@ def assert_greedy_equal(
 
     ``reference_logits`` [len(reference_tokens), vocabulary] are those from which each reference token was taken.
     """
+    greedy = reference_logits.argmax(axis=-1).tolist()
+    assert greedy == list(reference_tokens), "the reference's tokens are not its own greedy ones"
     done, ties = 0, 0
     while done < len(reference_tokens):
         ours = generate([*prompt, *reference_tokens[:done]], len(reference_tokens) - done)
