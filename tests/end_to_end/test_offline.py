@@ -2,7 +2,8 @@
 
 from running_server import RunningServer
 
-from tokenspeed import LLM
+from tokenspeed import LLM, AsyncLLM
+from tokenspeed.frontend.request import GenerationRequest
 
 
 def test_offline_tokens_equal_the_servers(server: RunningServer) -> None:
@@ -18,3 +19,13 @@ def test_offline_tokens_equal_the_servers(server: RunningServer) -> None:
     served = server.client.post("/v1/completions", json=body).json()["choices"]
     assert [choice["text"] for choice in served] == [choice.text for choice in sampled[0]]
     assert chat[0].text and chat[0].finish_reason in ("stop", "length")
+
+
+async def test_under_an_event_loop_tokens_come_as_they_are_made(server: RunningServer) -> None:
+    pieces: list[str] = []
+    async with AsyncLLM.launch("smollm2-135m", max_num_seqs=4) as llm:
+        async for delta in llm.generate(GenerationRequest(prompt="In 1969,", max_tokens=12, temperature=0)):
+            pieces.append(delta.text)
+    body = {"model": "smollm2-135m", "prompt": "In 1969,", "max_tokens": 12, "temperature": 0}
+    assert len(pieces) > 3
+    assert "".join(pieces) == server.client.post("/v1/completions", json=body).json()["choices"][0]["text"]

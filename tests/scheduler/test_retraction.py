@@ -272,7 +272,7 @@ def test_an_incomplete_prefill_goes_before_a_decoder(overlap: int) -> None:
 
 @OVERLAPS
 def test_an_incomplete_prefill_goes_even_where_a_decoder_would_free_more(overlap: int) -> None:
-    engine = Engine(num_parents=30, budget=4, overlap=overlap, prefix_cache=False)
+    engine = Engine(num_parents=26, budget=4, overlap=overlap, prefix_cache=False)
     decoders = [engine.submit(prompt_of(36, salt), 30, declared=False) for salt in range(2)]
     while any(request.samples == 0 for request in engine.requests.values()):
         engine.round()

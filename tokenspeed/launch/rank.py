@@ -18,8 +18,13 @@ from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE
 from tokenspeed.launch.compose import Engine, compose_engine
 from tokenspeed.messages import PROTOCOL_VERSION, EngineStatus, Phase
 from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed_kernel.plugins.discovery import PluginError
+from tokenspeed_kernel.selection import SelectionError
 
 logger = logging.getLogger("tokenspeed.engine")
+
+CONFIGURATION_ERRORS = (ValueError, SelectionError, PluginError)
+"""What building an engine raises where the configuration, the checkpoint or a plugin must change first."""
 
 LIFE_LINE = 0
 """The file descriptor of standard input."""
@@ -43,35 +48,44 @@ def main(arguments: list[str]) -> int:
 
 
 def _serve(config: ResolvedConfig, channel: EngineChannel) -> int:
+    try:
+        engine = _start(config, channel)
+    except CONFIGURATION_ERRORS as error:
+        # The configuration or the checkpoint is at fault, and the message says how: no traceback helps.
+        return _failed(channel, str(error), EXIT_CONFIGURATION)
+    except Exception as error:
+        logger.exception("the engine could not start")
+        return _failed(channel, f"{type(error).__name__}: {error}", EXIT_FAILURE)
+    try:
+        with control_plane_guard():
+            engine.loop.run()
+    except EngineFailure as error:
+        return _failed(channel, str(error), EXIT_FAILURE)
+    except Exception as error:
+        logger.exception("the engine failed")
+        return _failed(channel, f"{type(error).__name__}: {error}", EXIT_FAILURE)
+    finally:
+        engine.handle.shutdown()
+    channel.send(_status("stopped"))
+    return 0
+
+
+def _start(config: ResolvedConfig, channel: EngineChannel) -> Engine:
     def report(phase: Phase, done: int = 0, total: int = 0, detail: str = "") -> None:
         channel.send(_status(phase, done=done, total=total, detail=detail))
 
-    engine: Engine | None = None
-    try:
-        engine = compose_engine(config, channel, report)
-        # What lives now lives until the end: the collector need not look at it again.
-        gc.collect()
-        gc.freeze()
-        channel.send(_status("ready", facts=_facts(engine)))
-        with control_plane_guard():
-            engine.loop.run()
-    except ValueError as error:
-        # The configuration or the checkpoint is at fault, and the message says how.
-        channel.send(_status("failed", error=str(error)))
-        logger.error("%s", error, exc_info=logger.isEnabledFor(logging.DEBUG))
-        return EXIT_CONFIGURATION
-    except EngineFailure as error:
-        channel.send(_status("failed", error=str(error)))
-        return EXIT_FAILURE
-    except Exception as error:
-        channel.send(_status("failed", error=f"{type(error).__name__}: {error}"))
-        logger.exception("the engine failed")
-        return EXIT_FAILURE
-    finally:
-        if engine is not None:
-            engine.handle.shutdown()
-    channel.send(_status("stopped"))
-    return 0
+    engine = compose_engine(config, channel, report)
+    # What lives now lives until the end: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    channel.send(_status("ready", facts=_facts(engine)))
+    return engine
+
+
+def _failed(channel: EngineChannel, error: str, status: int) -> int:
+    logger.error("%s", error)
+    channel.send(_status("failed", error=error))
+    return status
 
 
 def _status(
