@@ -87,6 +87,8 @@ def test_abort_and_finish_in_mid_stream_free_the_blocks() -> None:
     plane.channel.send_in(aborts=[1], finishes=[Finish(2, 3)])
     plane.until_quiet()
     assert plane.channel.ends(1) == plane.channel.ends(2) == []
+    counters = plane.channel.snapshots[-1].counters
+    assert (counters.finished, counters.aborted) == (2, 1)
     assert plane.channel.tokens(3) == expected_tokens(prompt_of(10, 3), 50)
     plane.assert_pool_is_whole()
 

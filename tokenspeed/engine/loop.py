@@ -127,6 +127,7 @@ class EventLoop:
                 self._submit(submit)
             for finish in message.finishes:
                 if self._live.pop(finish.handle, None) is not None:
+                    self._statistics.finished += 1
                     events.append(Finish(finish.handle))
             for handle in message.aborts:
                 if self._live.pop(handle, None) is not None:
