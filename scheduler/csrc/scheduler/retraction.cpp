@@ -133,7 +133,8 @@ std::vector<Request*> Scheduler::victims_for_resident(const std::vector<Request*
 }
 
 // The same for a first chunk, which must fit beside what is promised to others: a promise taken back is room too, and a
-// hit that the victim alone holds is not. Nobody of higher priority gives way.
+// hit that the victim alone holds is not. Only who stands behind the prompt in the line gives way, of lower priority or
+// younger: else a stream of new prompts would make the oldest compute again and again.
 std::vector<Request*> Scheduler::victims_for_prompt(const Round& round, const std::vector<Request*>& ranked,
                                                     Request& prompt) const {
     const Prefix prefix = capacity_.probe(prompt);
@@ -146,7 +147,7 @@ std::vector<Request*> Scheduler::victims_for_prompt(const Round& round, const st
     std::vector<Request*> victims;
     for (Request* victim : ranked) {
         if (missing <= 0) break;
-        if (victim->priority > prompt.priority) continue;
+        if (!LineOrder{}(&prompt, victim)) continue;
         const std::int32_t row = victim->life.bundle()->row();
         missing += std::count_if(hits.begin(), hits.end(),
                                  [&](cache::BlockId id) { return cache.held_by_alone(row, id); });
