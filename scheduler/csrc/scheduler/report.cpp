@@ -84,7 +84,7 @@ std::string Scheduler::reason_of(const Request& request) const {
             return "budget: the round's " + std::to_string(config_.max_scheduled_tokens) +
                    " tokens were spent (max_scheduled_tokens)";
         case WaitReason::Capacity:
-            return "capacity: short by " + std::to_string(request.figure) + " blocks";
+            return "capacity: short by " + std::to_string(request.figure) + (request.figure == 1 ? " block" : " blocks");
         case WaitReason::LineHeld:
             return "the line is held by request " + std::to_string(request.figure);
         case WaitReason::ResultInFlight:
