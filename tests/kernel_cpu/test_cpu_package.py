@@ -14,11 +14,12 @@ from tokenspeed_kernel.ops import bind_attention_decode, bind_linear
 from tokenspeed_kernel.platform import current_platform, features_up_to, override_platform
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.quantized import QuantizedTensor
+from tokenspeed_kernel.records import read_records
 from tokenspeed_kernel.registry import Band, active_registry
 from tokenspeed_kernel.selection import SelectionError
 from tokenspeed_kernel_cpu import _native
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
-from tokenspeed_kernel_cpu.registration import SOLUTION
+from tokenspeed_kernel_cpu.registration import RECORDS, SOLUTION
 
 
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -179,3 +180,19 @@ def test_debug_mode_checks_arguments() -> None:
     assert len(messages) == 13
     assert messages[0] == "x has shape [2, 9]; it must be [2, 8]"
     assert "page_table holds values from 2 to 3; they must lie in [0, 3)" in messages
+
+
+@pytest.mark.parametrize("instruction_set", ["scalar", "avx2", "avx512", "avx512_bf16"])
+def test_a_record_of_every_kernels_verification_ships_with_it(instruction_set: str) -> None:
+    load_plugins()
+    versions = {k.spec.name: k.spec.version for k in active_registry().kernels() if k.spec.solution == SOLUTION}
+    records = [r for r in read_records(RECORDS) if r.platform == f"cpu-x86_64-{instruction_set}"]
+    assert {record.kernel: record.version for record in records} == versions
+    assert all(record.passed for record in records)
+
+
+def test_what_the_records_say_still_holds_here() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tokenspeed_kernel.numerics"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,6 +1,7 @@
 """Registers the kernels: the entry point of the group ``tokenspeed_kernel.plugins``."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE
 from tokenspeed_kernel.ops.embedding import lookup_signature
@@ -8,6 +9,7 @@ from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
+from tokenspeed_kernel.records import load_records
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
@@ -15,6 +17,9 @@ from tokenspeed_kernel_cpu import _native, attention, elementwise, linear, sampl
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
 
 SOLUTION = "cpu_native"
+
+RECORDS = Path(__file__).parent / "verified.json"
+"""What scripts/verify_cpu_kernels.py found, by kernel version and instruction set."""
 
 _LINEAR = frozenset(linear_signature(weight) for weight in WEIGHT_FORMATS.values())
 _LOOKUP = frozenset(lookup_signature(weight) for weight in WEIGHT_FORMATS.values())
@@ -52,7 +57,8 @@ def _register(
 
 
 def register() -> None:
-    """Registers every kernel of this package, and puts the platform's instruction set in force."""
+    """Registers every kernel of this package with the records of its verification, and puts the platform's instruction
+    set in force."""
     follow_platform()
     _register("gemm.linear", linear.make_linear, _LINEAR, {"n": Range(0), "k": Range(1)})
     _register("embedding.lookup", linear.make_lookup, _LOOKUP)
@@ -66,3 +72,4 @@ def register() -> None:
     _register("sampling.apply_penalties", sampling.apply_penalties, _SAMPLING)
     _register("sampling.logprobs", sampling.logprobs, _SAMPLING)
     _register("sampling.has_nan", sampling.has_nan, _SAMPLING)
+    load_records(RECORDS)
