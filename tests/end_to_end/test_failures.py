@@ -60,7 +60,7 @@ def test_sigterm_finishes_open_streams_and_refuses_new_work(smollm2: Path) -> No
         reader.start()
         until(lambda: server.state()["snapshot"]["running"] == 1, "the stream runs")
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: "finishing 1 streams" in server.output, "it says that it drains")
+        until(lambda: "finishing 1 stream " in server.output, "it says that it drains")
         reader.join(60)
         assert lines[-1] == "[DONE]"
         assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"

@@ -113,9 +113,8 @@ class _Serving:
         service.supervisor.retire()
         open_streams = service.llm.open_choices
         if open_streams:
-            print(
-                f"finishing {open_streams} streams (at most {self._config.drain_s:.0f} s; again to force)", flush=True
-            )
+            grace = f"at most {self._config.drain_s:.0f} s; again to force"
+            print(f"finishing {_streams(open_streams)} ({grace})", flush=True)
         draining = asyncio.create_task(service.llm.drain(self._config.drain_s))
         forced = asyncio.create_task(self._force.wait())
         await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,7 +124,7 @@ class _Serving:
             return service.llm.open_choices
         cut = draining.result()
         if cut:
-            print(f"{cut} streams were cut at the end of the grace time", file=sys.stderr)
+            print(f"cut at the end of the grace time: {_streams(cut)}", file=sys.stderr)
         return cut
 
     async def _watch(self, service: Service) -> None:
@@ -154,3 +153,7 @@ class _Serving:
         if not ever_ready:
             self._failed = cause
             self._stop.set()
+
+
+def _streams(count: int) -> str:
+    return f"{count} stream" if count == 1 else f"{count} streams"
