@@ -1,5 +1,6 @@
 """What operators meet: killed engines, clients that go away, signals, and things that are not there."""
 
+import contextlib
 import json
 import os
 import random
@@ -65,6 +66,25 @@ def test_sigterm_finishes_open_streams_and_refuses_new_work(smollm2: Path) -> No
         assert lines[-1] == "[DONE]"
         assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(30) == 0
+
+
+def test_a_second_sigterm_forces_and_the_exit_status_tells(smollm2: Path) -> None:
+    asked = {**PROMPT, "max_tokens": 8000}
+    with (
+        RunningServer("smollm2-135m") as server,
+        server.client.stream("POST", "/v1/completions", json=asked) as response,
+    ):
+        lines = (line for line in response.iter_lines() if line)
+        next(lines)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: "finishing 1 stream " in server.output, "it says that it drains")
+        refused = httpx.post(f"{server.url}/v1/completions", json={**PROMPT, "max_tokens": 1})
+        assert refused.status_code == 503
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(30) == 1
+        with contextlib.suppress(httpx.RemoteProtocolError):  # cut in mid-stream, whichever side notices first
+            *_, last = lines
+            assert last == "data: [DONE]"
 
 
 def test_sixty_four_streams_with_aborts_and_a_small_pool_all_end(smollm2: Path) -> None:
