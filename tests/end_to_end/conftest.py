@@ -22,6 +22,7 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def server(smollm2: Path) -> Iterator[RunningServer]:
     """A server of the default recipe that tests share; none of them may end it."""
+    flags = ("--max-model-len", "2048", "--overlap-depth", "1")  # the other servers run with the default, 0
     guarded = {"TOKENSPEED_GUARD_CONTROL_PLANE": "1"}  # a tensor operation on the loop's thread ends the engine
-    with RunningServer(RECIPE, "--max-model-len", "2048", environment=guarded) as running:
+    with RunningServer(RECIPE, *flags, environment=guarded) as running:
         yield running

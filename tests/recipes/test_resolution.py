@@ -29,7 +29,7 @@ def resolved_smoke(machine: Machine, *assignments: str) -> ResolvedConfig:
 
 def test_each_layer_is_laid_on_the_one_below_and_named(recipes: Path, make_machine: MakeMachine) -> None:
     flags = {"port": 9001, "max_num_seqs": None}
-    overrides = set_values(["scheduler.overlap=0"])
+    overrides = set_values(["scheduler.overlap=1"])
     resolution = resolve("small", make_machine(), overrides=overrides)
     assert resolution.sources["scheduler.max_seqs"] == "recipe (small.yaml:10)"
     assert resolution.sources["scheduler.chunk"] == "profile cpu (small.yaml:15)"

@@ -170,7 +170,7 @@ class SchedulerKeys(Strict):
     max_seqs: Positive = 64
     chunk: Positive = 256
     mixed: bool = True
-    overlap: Annotated[int, Field(ge=0, le=1)] = 1
+    overlap: Annotated[int, Field(ge=0, le=1)] = 0
     prefix_cache: bool = True
     headroom: Annotated[int, Field(ge=0)] = 4096
 
