@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from control_plane import ControlPlane, submit
 from token_device import expected_tokens
@@ -164,6 +165,15 @@ def test_a_request_that_can_never_fit_is_refused_with_both_figures() -> None:
     assert refused.error_code == "context_length_exceeded"
     assert "68" in refused.error and "40" in refused.error
     assert plane.channel.ends(2) == ["length"]
+
+
+def test_a_damaged_prompt_is_refused_and_hurts_nobody() -> None:
+    plane = ControlPlane()
+    damaged = msgspec.structs.replace(submit(1, prompt_of(8)), prompt=b"12345")
+    plane.channel.send_in(submits=[damaged, submit(2, prompt_of(8), 12)])
+    plane.until_quiet()
+    assert plane.channel.last(1).error_code == "invalid_request"
+    assert plane.channel.tokens(2) == expected_tokens(prompt_of(8), 12)
 
 
 def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:

@@ -146,8 +146,8 @@ class EventLoop:
         if self._draining:
             self._refuse(submit, "draining", "the engine is shutting down and takes no new work")
             return
-        request = LiveRequest.of(submit, self._max_model_len)
         try:
+            request = LiveRequest.of(submit, self._max_model_len)
             self._scheduler.submit(
                 submit.handle,
                 request.prompt,

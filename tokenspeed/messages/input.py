@@ -16,8 +16,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         declared: whether the client asked for ``max_new_tokens`` (a default of the API counts as undeclared).
         priority: larger runs first; age breaks ties.
         namespace: what keeps equal token ids apart in the prefix cache (cache salt, adapter, image hashes).
-        stop_token_ids of the sampling parameters end the request inside the engine; stop strings are found in the
-            frontend, which sends ``Finish``.
+
+    The stop token ids of the sampling parameters end the request inside the engine; stop strings are found in the
+    frontend, which sends ``Finish``.
     """
 
     handle: int

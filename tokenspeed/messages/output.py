@@ -13,7 +13,7 @@ Phase = Literal[
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural-log probability of one token, its rank among all is not reported; the most probable ones beside it."""
+    """Natural-log probability of one token, and of the most probable ones beside it."""
 
     token_id: int
     logprob: float
