@@ -76,23 +76,25 @@ def test_any_number_of_prompts_completes_and_the_last_is_cut() -> None:
     engine.run()
 
 
-def test_resident_chunks_go_before_new_prompts() -> None:
+def test_a_cut_prompt_and_those_that_wait_take_turns() -> None:
     engine = Engine(budget=8)
-    cut = engine.submit(prompt_of(20), 2)
+    cut = engine.submit(prompt_of(40), 1)
     engine.round()
-    new = engine.submit(prompt_of(3, 1), 2, priority=100)
+    first, second = (engine.submit(prompt_of(3, salt), 1) for salt in (1, 2))
     assert rows(engine.round()) == [(cut, "PREFILL", 8, 8)]
-    assert rows(engine.round()) == [(cut, "PREFILL", 16, 4), (new, "PREFILL", 0, 3)]
+    # Their turn; the one that the budget cuts is the last of the round, and has what they leave.
+    assert rows(engine.round()) == [(first, "PREFILL", 0, 3), (second, "PREFILL", 0, 3), (cut, "PREFILL", 16, 2)]
+    third = engine.submit(prompt_of(3, 3), 1, priority=100)
+    assert rows(engine.round()) == [(cut, "PREFILL", 18, 8)]
+    assert rows(engine.round()) == [(third, "PREFILL", 0, 3), (cut, "PREFILL", 26, 5)]
     engine.run()
 
 
-def test_nobody_starts_while_a_cut_prompt_takes_the_whole_budget() -> None:
+def test_without_others_a_cut_prompt_has_every_round() -> None:
     engine = Engine(budget=4)
     cut = engine.submit(prompt_of(16), 1)
-    new = engine.submit(prompt_of(2, 1), 1)
     for _ in range(4):
         assert engine.round().handle.tolist() == [cut]
-    assert engine.round().handle.tolist() == [new]
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3])

@@ -77,7 +77,11 @@ def test_states_that_own_nothing_end_without_finishing() -> None:
 
 
 def test_only_states_with_a_device_bundle_can_be_retracted() -> None:
-    assert set(legal()["Retract"]) == {"Prefilling", "PrefillDone", "Decoding"}
+    assert set(legal()["Retract"]) == {"Prefilling", "PrefillDone", "Decoding", "Retracted"}
+
+
+def test_a_retracted_request_that_loses_its_image_computes_again() -> None:
+    assert legal()["Retract"]["Retracted"] == ["Submitted"]
 
 
 @pytest.mark.parametrize("target", STATES)

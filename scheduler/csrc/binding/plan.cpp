@@ -51,6 +51,20 @@ nb::list copy_blocks(nb::handle self) {
     return list;
 }
 
+// The 32-byte digests of an operation's pages, [n, 32].
+using DigestView = nb::ndarray<nb::numpy, const std::uint8_t, nb::shape<-1, 32>, nb::c_contig>;
+
+DigestView digests(nb::handle self) {
+    static const std::uint8_t nothing = 0;
+    const auto& bytes = nb::cast<const CacheOperation&>(self).digests;
+    return DigestView(bytes.empty() ? &nothing : bytes.data(), {bytes.size() / 32, 32}, self);
+}
+
+nb::bytes digest(const Plan& plan) {
+    const auto hash = plan.digest();
+    return nb::bytes(reinterpret_cast<const char*>(hash.data()), hash.size());
+}
+
 }  // namespace
 
 void bind_plan(nb::module_& module) {
@@ -62,6 +76,17 @@ void bind_plan(nb::module_& module) {
         .def_prop_ro("version_from", &member<Delta, &Delta::version_from>)
         .def_prop_ro("version_to", &member<Delta, &Delta::version_to>)
         .def_prop_ro("ids", &member<Delta, &Delta::ids>);
+
+    using Operation = CacheOperation;
+    nb::class_<Operation>(module, "CacheOperation", "Blocks that move between tiers.")
+        .def_ro("op_id", &Operation::op_id)
+        .def_ro("kind", &Operation::kind)
+        .def_ro("handle", &Operation::handle)
+        .def_prop_ro("group", &member<Operation, &Operation::group>)
+        .def_prop_ro("source", &member<Operation, &Operation::source>)
+        .def_prop_ro("target", &member<Operation, &Operation::target>)
+        .def_prop_ro("digests", &digests)
+        .def_prop_ro("offsets", &member<Operation, &Operation::offsets>);
 
     nb::class_<PlanAbort>(module, "PlanAbort", "A request the scheduler ended by itself.")
         .def_ro("handle", &PlanAbort::handle)
@@ -83,7 +108,9 @@ void bind_plan(nb::module_& module) {
         .def_prop_ro("tables", &parts<BlockTableDelta, &Plan::tables>)
         .def_prop_ro("zero_blocks", &zero_blocks)
         .def_prop_ro("copy_blocks", &copy_blocks)
-        .def_prop_ro("aborts", &parts<PlanAbort, &Plan::aborts>);
+        .def_prop_ro("operations", &parts<CacheOperation, &Plan::operations>)
+        .def_prop_ro("aborts", &parts<PlanAbort, &Plan::aborts>)
+        .def("digest", &digest);
 }
 
 }  // namespace tokenspeed::binding

@@ -43,7 +43,38 @@ void bind_reports(nb::module_& module) {
         .def_ro("prefill_tokens", &Snapshot::prefill_tokens)
         .def_ro("decode_tokens", &Snapshot::decode_tokens)
         .def_ro("overtakes", &Snapshot::overtakes)
-        .def_ro("evictions", &Snapshot::evictions);
+        .def_ro("evictions", &Snapshot::evictions)
+        .def_ro("host", &Snapshot::host)
+        .def_ro("host_hit_tokens", &Snapshot::host_hit_tokens)
+        .def_ro("storage_hit_tokens", &Snapshot::storage_hit_tokens)
+        .def_ro("host_evictions", &Snapshot::host_evictions)
+        .def_ro("pending_operations", &Snapshot::pending_operations)
+        .def_ro("image_blocks", &Snapshot::image_blocks)
+        .def_ro("restores", &Snapshot::restores)
+        .def_ro("recomputed_tokens", &Snapshot::recomputed_tokens)
+        .def_ro("storage_timeouts", &Snapshot::storage_timeouts);
+
+    nb::class_<Explanation>(module, "Explanation", "Why a request does not run, or that it does.")
+        .def_ro("handle", &Explanation::handle)
+        .def_ro("state", &Explanation::state)
+        .def_ro("code", &Explanation::code)
+        .def_ro("text", &Explanation::text)
+        .def_ro("short_by", &Explanation::short_by)
+        .def_ro("group_id", &Explanation::group_id)
+        .def_ro("other", &Explanation::other)
+        .def_ro("op_id", &Explanation::op_id);
+
+    nb::class_<Decision>(module, "Decision", "What one round decided.")
+        .def_ro("round", &Decision::round)
+        .def_ro("prefill_rows", &Decision::prefill_rows)
+        .def_ro("prefill_tokens", &Decision::prefill_tokens)
+        .def_ro("decode_rows", &Decision::decode_rows)
+        .def_ro("blocked", &Decision::blocked)
+        .def_ro("retracted", &Decision::retracted)
+        .def_ro("restored", &Decision::restored)
+        .def_ro("aborted", &Decision::aborted)
+        .def_ro("evictions", &Decision::evictions)
+        .def_ro("free_blocks", &Decision::free_blocks);
 
     nb::class_<RequestRow>(module, "RequestRow")
         .def_ro("handle", &RequestRow::handle)

@@ -33,8 +33,12 @@ Event event_of(nb::handle object) {
     if (nb::isinstance<ForwardResult>(object)) return nb::cast<const ForwardResult&>(object);
     if (nb::isinstance<Finish>(object)) return nb::cast<const Finish&>(object);
     if (nb::isinstance<Abort>(object)) return nb::cast<const Abort&>(object);
+    if (nb::isinstance<OperationDone>(object)) return nb::cast<const OperationDone&>(object);
+    if (nb::isinstance<Tick>(object)) return nb::cast<const Tick&>(object);
+    if (nb::isinstance<Bootstrapped>(object)) return nb::cast<const Bootstrapped&>(object);
+    if (nb::isinstance<RemotePrefillDone>(object)) return nb::cast<const RemotePrefillDone&>(object);
     throw nb::type_error(
-        ("an event is a ForwardResult, a Finish or an Abort, not " + std::string(nb::repr(object).c_str())).c_str());
+        ("an event is a ForwardResult, Finish, Abort, OperationDone, Tick, Bootstrapped or RemotePrefillDone, not " + std::string(nb::repr(object).c_str())).c_str());
 }
 
 void advance(Scheduler& scheduler, nb::sequence events) {
@@ -51,6 +55,18 @@ std::shared_ptr<Plan> plan(Scheduler& scheduler) {
     return std::const_pointer_cast<Plan>(scheduler.plan());
 }
 
+// A read-only view of an event's array; the journal reads events back.
+template <typename Element>
+nb::object event_array(const std::vector<Element>& values, nb::handle owner) {
+    static const Element nothing{};
+    using View = nb::ndarray<nb::numpy, const Element, nb::ndim<1>, nb::c_contig>;
+    return nb::cast(View(values.empty() ? &nothing : values.data(), {values.size()}, owner));
+}
+
+nb::object event_flags(const std::vector<std::uint8_t>& flags, nb::handle owner) {
+    return flags.empty() ? nb::none() : event_array(flags, owner);
+}
+
 }  // namespace
 
 void bind_scheduler(nb::module_& module) {
@@ -62,13 +78,40 @@ void bind_scheduler(nb::module_& module) {
                 if (failed) self->failed.assign(failed->data(), failed->data() + failed->size());
             },
             "forward_id"_a, nb::arg("tokens").noconvert(), nb::arg("failed").noconvert() = nb::none())
-        .def_ro("forward_id", &ForwardResult::forward_id);
+        .def_ro("forward_id", &ForwardResult::forward_id)
+        .def_prop_ro("tokens",
+                     [](nb::handle self) { return event_array(nb::cast<const ForwardResult&>(self).tokens, self); })
+        .def_prop_ro("failed",
+                     [](nb::handle self) { return event_flags(nb::cast<const ForwardResult&>(self).failed, self); });
     nb::class_<Finish>(module, "Finish", "The request ended.")
         .def(nb::init<std::int32_t>(), "handle"_a)
         .def_ro("handle", &Finish::handle);
     nb::class_<Abort>(module, "Abort", "The request is not wanted any more.")
         .def(nb::init<std::int32_t>(), "handle"_a)
         .def_ro("handle", &Abort::handle);
+
+    nb::class_<OperationDone>(module, "OperationDone", "A cache operation ended.")
+        .def(
+            "__init__",
+            [](OperationDone* self, std::int64_t op_id, std::optional<Flags> succeeded) {
+                new (self) OperationDone{op_id, {}};
+                if (succeeded) self->succeeded.assign(succeeded->data(), succeeded->data() + succeeded->size());
+            },
+            "op_id"_a, nb::arg("succeeded").noconvert() = nb::none())
+        .def_ro("op_id", &OperationDone::op_id)
+        .def_prop_ro("succeeded", [](nb::handle self) {
+            return event_flags(nb::cast<const OperationDone&>(self).succeeded, self);
+        });
+    nb::class_<Tick>(module, "Tick", "The time, in ticks of the caller's choice.")
+        .def(nb::init<std::int64_t>(), "now"_a)
+        .def_ro("now", &Tick::now);
+    nb::class_<Bootstrapped>(module, "Bootstrapped", "The handshake with the peer is done.")
+        .def(nb::init<std::int32_t>(), "handle"_a)
+        .def_ro("handle", &Bootstrapped::handle);
+    nb::class_<RemotePrefillDone>(module, "RemotePrefillDone", "The peer computed the prompt.")
+        .def(nb::init<std::int32_t, std::int32_t>(), "handle"_a, "first_token"_a)
+        .def_ro("handle", &RemotePrefillDone::handle)
+        .def_ro("first_token", &RemotePrefillDone::first_token);
 
     nb::class_<Scheduler>(module, "Scheduler", "The control plane's mind. One thread calls it.")
         .def(nb::init<SchedulerConfig>(), "config"_a)
@@ -79,6 +122,8 @@ void bind_scheduler(nb::module_& module) {
         .def("plan", &plan)
         .def("snapshot", &Scheduler::snapshot)
         .def("requests", &Scheduler::requests, "limit"_a = 200)
+        .def("explain", nb::overload_cast<std::int32_t>(&Scheduler::explain, nb::const_), "handle"_a)
+        .def("decisions", &Scheduler::decisions, "last"_a = 64)
         .def("has_work", &Scheduler::has_work)
         .def("max_single_request_tokens", &Scheduler::max_single_request_tokens)
         .def("check_invariants", &Scheduler::check_invariants);

@@ -61,6 +61,10 @@ void bind_states(nb::module_& module) {
     nb::enum_<RowKind>(module, "RowKind", nb::is_arithmetic())
         .value("PREFILL", RowKind::Prefill)
         .value("DECODE", RowKind::Decode);
+    nb::enum_<OperationKind> operation(module, "OperationKind", nb::is_arithmetic());
+    for (std::size_t i = 0; i < kOperationNames.size(); ++i) {
+        operation.value(std::string(kOperationNames[i]).c_str(), static_cast<OperationKind>(i));
+    }
     nb::exception<fsm::InvalidTransition>(module, "InvalidTransition", PyExc_RuntimeError);
     nb::exception<RequestRefused>(module, "RequestRefused", PyExc_ValueError);
     module.def("transition_table", &transition_table,

@@ -1,5 +1,6 @@
 #include "cache/block_pool.h"
 
+#include <algorithm>
 #include <cassert>
 #include <stdexcept>
 
@@ -7,8 +8,7 @@ namespace tokenspeed::cache {
 
 BlockPool::BlockPool(int num_parents) : num_parents_(num_parents) {
     if (num_parents < 1) {
-        throw std::invalid_argument("num_parents is " + std::to_string(num_parents) +
-                                    ": the pool needs at least one parent beside the null parent");
+        throw std::invalid_argument("num_parents is " + std::to_string(num_parents) + ", at least 1 is needed");
     }
     parents_.resize(static_cast<std::size_t>(num_parents) + 1);
     empty_ring_.resize(static_cast<std::size_t>(num_parents));
@@ -21,8 +21,11 @@ void BlockPool::declare(int group, int children_per_parent) {
                                     std::to_string(children_per_parent) + ", at least 1 is needed");
     }
     const auto index = static_cast<std::size_t>(group);
-    if (index >= groups_.size()) groups_.resize(index + 1);
-    int& children = groups_[index].children;
+    if (index >= children_.size()) {
+        children_.resize(index + 1, 0);
+        holes_.resize(index + 1, 0);
+    }
+    int& children = children_[index];
     if (children != 0 && children != children_per_parent) {
         throw std::invalid_argument("group " + std::to_string(group) + " has " + std::to_string(children) +
                                     " children a parent since its first use; it cannot change to " +
@@ -31,62 +34,43 @@ void BlockPool::declare(int group, int children_per_parent) {
     children = children_per_parent;
 }
 
-bool BlockPool::can_acquire(int group, std::int64_t count) const { return count <= free_blocks(group); }
-
-bool BlockPool::acquire(int group, std::span<BlockId> ids) {
-    if (!can_acquire(group, static_cast<std::int64_t>(ids.size()))) return false;
-    Group& own = groups_[static_cast<std::size_t>(group)];
-    for (BlockId& id : ids) {
-        const int parent = own.partly.empty() ? take_empty_parent(group) : own.partly.begin()->second;
-        id = take_child(own, parent);
-    }
-    return true;
-}
-
-int BlockPool::take_empty_parent(int group) {
+int BlockPool::bind_empty(int group) {
+    assert(empty_count_ > 0);
     const int index = empty_ring_[empty_head_];
     empty_head_ = (empty_head_ + 1) % empty_ring_.size();
     --empty_count_;
-    Group& own = groups_[static_cast<std::size_t>(group)];
+    const int children = children_[static_cast<std::size_t>(group)];
     Parent& parent = parents_[static_cast<std::size_t>(index)];
     parent.group = group;
-    parent.free_children = own.children;
-    parent.out.assign(static_cast<std::size_t>(own.children), false);
-    own.holes += own.children;
-    if (own.children > 1) own.partly.emplace(own.children, index);
+    parent.free_children = children;
+    parent.out.assign(static_cast<std::size_t>(children), false);
+    holes_[static_cast<std::size_t>(group)] += children;
     return index;
 }
 
-BlockId BlockPool::take_child(Group& own, int parent_index) {
+BlockId BlockPool::take(int parent_index) {
     Parent& parent = parents_[static_cast<std::size_t>(parent_index)];
-    int child = 0;
-    while (parent.out[static_cast<std::size_t>(child)]) ++child;
-    parent.out[static_cast<std::size_t>(child)] = true;
-    if (own.children > 1) {
-        own.partly.erase({parent.free_children, parent_index});
-        if (parent.free_children > 1) own.partly.emplace(parent.free_children - 1, parent_index);
-    }
+    assert(parent.free_children > 0);
+    const auto child = std::find(parent.out.begin(), parent.out.end(), false);
+    *child = true;
     --parent.free_children;
-    --own.holes;
-    return parent_index * own.children + child;
+    --holes_[static_cast<std::size_t>(parent.group)];
+    return parent_index * children_[static_cast<std::size_t>(parent.group)] +
+           static_cast<int>(child - parent.out.begin());
 }
 
 void BlockPool::release(int group, BlockId id) noexcept {
     assert(is_out(group, id));
-    Group& own = groups_[static_cast<std::size_t>(group)];
-    const int index = id / own.children;
+    const auto own = static_cast<std::size_t>(group);
+    const int index = id / children_[own];
     Parent& parent = parents_[static_cast<std::size_t>(index)];
-    parent.out[static_cast<std::size_t>(id % own.children)] = false;
-    if (own.children > 1 && parent.free_children > 0) own.partly.erase({parent.free_children, index});
+    parent.out[static_cast<std::size_t>(id % children_[own])] = false;
     ++parent.free_children;
-    ++own.holes;
-    if (parent.free_children == own.children) {
-        own.holes -= own.children;
-        parent.group = -1;
-        push_empty(index);
-    } else {
-        own.partly.emplace(parent.free_children, index);
-    }
+    ++holes_[own];
+    if (parent.free_children < children_[own]) return;
+    holes_[own] -= children_[own];
+    parent.group = -1;
+    push_empty(index);
 }
 
 void BlockPool::push_empty(int parent_index) noexcept {
@@ -96,7 +80,7 @@ void BlockPool::push_empty(int parent_index) noexcept {
 }
 
 bool BlockPool::is_out(int group, BlockId id) const {
-    const int children = groups_[static_cast<std::size_t>(group)].children;
+    const int children = children_[static_cast<std::size_t>(group)];
     const int index = id / children;
     if (id < children || index > num_parents_) return false;
     const Parent& parent = parents_[static_cast<std::size_t>(index)];
@@ -105,32 +89,24 @@ bool BlockPool::is_out(int group, BlockId id) const {
 
 std::string BlockPool::check() const {
     int bound = 0;
-    std::vector<std::int64_t> holes(groups_.size(), 0);
-    std::vector<std::size_t> partly(groups_.size(), 0);
+    std::vector<std::int64_t> holes(children_.size(), 0);
     for (int index = 1; index <= num_parents_; ++index) {
         const Parent& parent = parents_[static_cast<std::size_t>(index)];
         if (parent.group < 0) continue;
         ++bound;
         const auto group = static_cast<std::size_t>(parent.group);
-        int free_children = 0;
-        for (const bool out : parent.out) free_children += out ? 0 : 1;
+        const auto free_children = static_cast<int>(std::count(parent.out.begin(), parent.out.end(), false));
         const std::string who = "parent " + std::to_string(index) + ": ";
         if (free_children != parent.free_children) return who + "its count of free children is wrong";
-        if (free_children == groups_[group].children) return who + "bound to a group but empty";
+        if (free_children == children_[group]) return who + "bound to a group but empty";
         holes[group] += free_children;
-        if (free_children == 0) continue;
-        ++partly[group];
-        if (!groups_[group].partly.contains({free_children, index})) return who + "missing among the partly filled";
     }
     if (bound + empty_count_ != num_parents_) {
         return std::to_string(bound) + " bound + " + std::to_string(empty_count_) + " empty parents are not " +
                std::to_string(num_parents_);
     }
-    for (std::size_t group = 0; group < groups_.size(); ++group) {
-        if (holes[group] != groups_[group].holes) return "group " + std::to_string(group) + ": wrong count of holes";
-        if (partly[group] != groups_[group].partly.size()) {
-            return "group " + std::to_string(group) + ": wrong set of partly filled parents";
-        }
+    for (std::size_t group = 0; group < children_.size(); ++group) {
+        if (holes[group] != holes_[group]) return "group " + std::to_string(group) + ": wrong count of holes";
     }
     return {};
 }

@@ -2,14 +2,11 @@
 //
 // A parent is bound to a group by its first child and free for any group again when its last child is released.
 // Block ids: id = parent * children_per_parent + child with parents 1 .. num_parents, so that the ids of parent 0 are
-// the null blocks. Nothing here knows tokens, requests or hashes.
+// the null blocks. Nothing here knows tokens, requests or hashes, or who holds a block: tier.h does.
 #pragma once
 
 #include <cstdint>
-#include <set>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace tokenspeed::cache {
@@ -26,25 +23,26 @@ public:
     // is std::invalid_argument, even if everything was freed in between.
     void declare(int group, int children_per_parent);
 
-    // Whether `count` blocks can be acquired for the group right now.
-    [[nodiscard]] bool can_acquire(int group, std::int64_t count) const;
-
-    // Fills `ids` with fresh blocks: holes of the group's own parents first (the fullest parent, then the lowest), then
-    // the longest-empty parents. All or nothing: returns false and changes nothing where they do not suffice.
-    [[nodiscard]] bool acquire(int group, std::span<BlockId> ids);
-
-    // Gives a block back. Releasing one that is not out is a broken invariant and ends the process in debug builds
-    // only; check() finds it in all.
+    // Binds the longest-empty parent to the group; there must be one.
+    int bind_empty(int group);
+    // Takes the lowest free child of a bound parent; there must be one.
+    BlockId take(int parent);
+    // Gives a block back; a parent whose children are all free is empty again. Releasing one that is not out is a broken
+    // invariant and ends the process in debug builds only; check() finds it in all.
     void release(int group, BlockId id) noexcept;
 
     int num_parents() const { return num_parents_; }
-    int num_groups() const { return static_cast<int>(groups_.size()); }
-    int children_per_parent(int group) const { return groups_.at(static_cast<std::size_t>(group)).children; }
+    int num_groups() const { return static_cast<int>(children_.size()); }
+    int children_per_parent(int group) const { return children_.at(static_cast<std::size_t>(group)); }
     int empty_parents() const { return empty_count_; }
-    // Blocks the group can still get: holes in its own parents and whole empty parents.
+    int parent_of(int group, BlockId id) const { return id / children_[static_cast<std::size_t>(group)]; }
+    // The group a parent is bound to, -1 for none.
+    int group_of(int parent) const { return parents_[static_cast<std::size_t>(parent)].group; }
+    int free_children(int parent) const { return parents_[static_cast<std::size_t>(parent)].free_children; }
+    // Blocks the group can get without anything being evicted: O(1).
     std::int64_t free_blocks(int group) const {
-        const Group& own = groups_[static_cast<std::size_t>(group)];
-        return own.holes + static_cast<std::int64_t>(empty_count_) * own.children;
+        const auto index = static_cast<std::size_t>(group);
+        return holes_[index] + static_cast<std::int64_t>(empty_count_) * children_[index];
     }
     bool is_out(int group, BlockId id) const;
 
@@ -52,25 +50,19 @@ public:
     [[nodiscard]] std::string check() const;
 
 private:
-    struct Group {
-        int children = 0;
-        std::int64_t holes = 0;                     // free children in parents bound to this group
-        std::set<std::pair<int, int>> partly;       // (free children, parent): the fullest first, then the lowest
-    };
     struct Parent {
         int group = -1;
         int free_children = 0;
         std::vector<bool> out;  // by child; sized when bound
     };
 
-    int take_empty_parent(int group);
-    BlockId take_child(Group& own, int parent_index);
     void push_empty(int parent_index) noexcept;
 
     int num_parents_;
-    std::vector<Group> groups_;
-    std::vector<Parent> parents_;   // by index; 0 is null and never used
-    std::vector<int> empty_ring_;   // FIFO of empty parents
+    std::vector<int> children_;         // by group
+    std::vector<std::int64_t> holes_;   // by group: free children of its parents
+    std::vector<Parent> parents_;       // by index; 0 is null and never used
+    std::vector<int> empty_ring_;       // FIFO of empty parents
     std::size_t empty_head_ = 0;
     int empty_count_ = 0;
 };

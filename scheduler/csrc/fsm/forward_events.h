@@ -95,19 +95,27 @@ struct ResultLandedEvent {
     }
 };
 
-// Evicts a quiet request. With an image it is Retracted; without one it goes back into the line and computes again.
+// Evicts a quiet request. With an image it is Retracted; without one it goes back into the line and computes again. So
+// does a retracted one whose image is lost.
 struct RetractEvent {
     static constexpr EventId id = EventId::Retract;
 
     std::optional<HostImage> image;
     std::int64_t epoch = 0;
 
+    template <typename Result, Role R>
+      requires(states_of(R).contains(StateId::Retracted))
+    [[nodiscard]] Result step(Retracted<R>&& state) && {
+        return Submitted<R>(std::move(state).take().give_back());
+    }
     template <typename Result, typename State>
     [[nodiscard]] Result step(State&& state) && {
         using Left = std::remove_cvref_t<State>;
         Released released = std::move(state).take().give_back();
-        if (!image) return Submitted<Left::role>(std::move(released));
-        return Retracted<Left::role>(std::move(released), std::move(*image), Left::id, epoch);
+        if constexpr (states_of(Left::role).contains(StateId::Retracted)) {
+            if (image) return Retracted<Left::role>(std::move(released), std::move(*image), Left::id, epoch);
+        }
+        return Submitted<Left::role>(std::move(released));
     }
 };
 

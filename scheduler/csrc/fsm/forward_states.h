@@ -130,6 +130,9 @@ public:
     Finishing(ForwardResources&& bundle, HostImage&& image)
         : BundleState<R, StateId::Finishing>(std::move(bundle)), image_(std::move(image)) {}
 
+    // The image whose copy is still out, or nullptr.
+    const HostImage* held_image() const { return image_ ? &*image_ : nullptr; }
+
 private:
     std::optional<HostImage> image_;
 };

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cache/block_table.h"
-#include "cache/host_pool.h"
+#include "cache/host_pins.h"
 #include "cache/row_pool.h"
 #include "fsm/states.h"
 
@@ -61,6 +61,7 @@ struct CacheProgress {
     std::int32_t scheduled = 0;  // keys and values of [0, scheduled) are there or a forward that is out writes them
     std::int32_t committed = 0;  // of [0, committed): the forward that wrote them has landed
     std::int32_t published_pages = 0;
+    std::int64_t last_forward = 0;           // the newest forward that touches the blocks
     std::int32_t publish_limit = INT32_MAX;  // a failed forward wrote from here on: never published
 };
 
@@ -98,11 +99,21 @@ public:
     int results_in_flight() const { return checked().results_in_flight_; }
     bool quiet() const { return results_in_flight() == 0; }
 
-    // A forward over the next `input_len` tokens is scheduled, with the blocks it needs beyond those held.
+    // A forward over the next `input_len` tokens is scheduled, with the blocks it needs beyond those held (a state group's
+    // new block takes over as the live one). A hand-off to a peer counts as a forward over none.
     void schedule(Grant&& grant, std::int32_t input_len) {
         checked();
+        for (cache::BlockTable& table : tables_) {
+            if (table.kind() != cache::TableKind::State || table.boundary() >= progress_.scheduled) continue;
+            table.retire_input(progress_.last_forward);
+        }
         for (std::size_t group = 0; group < grant.blocks.size(); ++group) {
-            tables_[group].append(std::move(grant.blocks[group]));
+            if (grant.blocks[group].empty()) continue;
+            if (tables_[group].kind() == cache::TableKind::State) {
+                tables_[group].rotate(std::move(grant.blocks[group]), progress_.scheduled, progress_.last_forward);
+            } else {
+                tables_[group].append(std::move(grant.blocks[group]));
+            }
         }
         progress_.scheduled += input_len;
         ++results_in_flight_;
@@ -137,40 +148,50 @@ private:
     int results_in_flight_ = 0;
 };
 
-// A retracted request's copy of what it had computed.
+// What an image has of one group: the host blocks of the table's slots from `first_slot` on, null ones for holes.
+struct GroupImage {
+    std::int32_t first_slot = 0;
+    std::vector<cache::BlockId> blocks;
+};
+
+// A retracted request's copy of what it had computed, byte for byte.
 class HostImage {
 public:
-    HostImage(cache::HostBlocks&& blocks, std::int32_t computed) : blocks_(std::move(blocks)), computed_(computed) {}
+    HostImage(cache::HostPins&& pins, std::vector<GroupImage>&& groups, std::int32_t computed)
+        : pins_(std::move(pins)), groups_(std::move(groups)), computed_(computed) {}
     HostImage(HostImage&&) noexcept = default;
     HostImage& operator=(HostImage&&) noexcept = default;
 
-    std::span<const cache::HostBlockId> blocks() const { return blocks_.ids(); }
+    const std::vector<GroupImage>& groups() const { return groups_; }
+    const cache::HostPins& pins() const { return pins_; }
     std::int32_t computed() const { return computed_; }
     [[nodiscard]] Released give_back() && {
-        blocks_.release();
+        pins_.release();
         return Released{};
     }
 
 private:
-    cache::HostBlocks blocks_;
+    cache::HostPins pins_;
+    std::vector<GroupImage> groups_;
     std::int32_t computed_;
 };
 
-// Host entries that a storage fetch fills for a request that waits.
+// Host entries that a storage fetch fills, or has filled, for a request that waits.
 class HostPins {
 public:
-    explicit HostPins(cache::HostBlocks&& blocks) : blocks_(std::move(blocks)) {}
+    explicit HostPins(cache::HostPins&& pins) : pins_(std::move(pins)) {}
     HostPins(HostPins&&) noexcept = default;
     HostPins& operator=(HostPins&&) noexcept = default;
 
-    std::span<const cache::HostBlockId> blocks() const { return blocks_.ids(); }
+    const cache::HostPins& pins() const { return pins_; }
+    cache::HostPins& pins() { return pins_; }
     [[nodiscard]] Released give_back() && {
-        blocks_.release();
+        pins_.release();
         return Released{};
     }
 
 private:
-    cache::HostBlocks blocks_;
+    cache::HostPins pins_;
 };
 
 }  // namespace tokenspeed::fsm

@@ -136,8 +136,8 @@ inline constexpr std::array<Row, kStateCount> kTransitions{
     // Decoding
     Row{no, no, no, no, no, no, to(Decoding), to(Decoding), to(Submitted, Retracted), no, no, to(Finishing, Finished),
         to(Finishing, Finished)},
-    // Retracted
-    Row{no, no, no, no, no, no, no, no, no, to(Restoring), no, to(Finished), to(Finished)},
+    // Retracted: without its image (the copy failed) it goes back into the line and computes again.
+    Row{no, no, no, no, no, no, no, no, to(Submitted), to(Restoring), no, to(Finished), to(Finished)},
     // Restoring: a copy is under way, so an abort waits for it.
     Row{no, no, no, no, no, no, no, no, no, no, to(Prefilling, PrefillDone, Decoding), to(Finishing), to(Finishing)},
     // Finishing: a second end is not an error; whatever is still out ends it.

@@ -8,7 +8,9 @@ std::shared_ptr<const Plan> Scheduler::emit(Round&& round) {
     plan->tables.resize(capacity_.num_groups());
     plan->zero_blocks.resize(capacity_.num_groups());
     plan->copy_blocks.resize(capacity_.num_groups());
+    record(round);
     plan->aborts = std::move(round.aborts);
+    plan->operations = std::move(round.operations);
     const std::size_t rows = round.prefills.size() + round.decodes.size();
     if (rows == 0) return plan;
 
@@ -24,7 +26,7 @@ std::shared_ptr<const Plan> Scheduler::emit(Round&& round) {
         for (const PlannedRow& row : *planned) {
             emit_row(*plan, row, kind);
             emit_deltas(*plan, *row.request);
-            row.request->last_forward = plan->forward_id;
+            row.request->life.bundle()->progress().last_forward = plan->forward_id;
             outstanding.requests.push_back(row.request);
             (kind == RowKind::Prefill ? counters_.prefill_tokens : counters_.decode_tokens) += row.input_len;
         }

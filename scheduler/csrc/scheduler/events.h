@@ -1,4 +1,4 @@
-// What comes from outside: results of plans, and the end of requests.
+// What comes from outside: results of plans, the end of requests and of operations, the time, and the peer.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,28 @@ struct Abort {
     std::int32_t handle = 0;
 };
 
-using Event = std::variant<ForwardResult, Finish, Abort>;
+// A cache operation ended; `succeeded` by block, or empty where all did.
+struct OperationDone {
+    std::int64_t op_id = 0;
+    std::vector<std::uint8_t> succeeded;
+};
+
+// The time, in ticks of the caller's choice.
+struct Tick {
+    std::int64_t now = 0;
+};
+
+// The handshake with the peer is done.
+struct Bootstrapped {
+    std::int32_t handle = 0;
+};
+
+// Decode role: the peer wrote its last block and sampled `first_token`; -1 where it failed.
+struct RemotePrefillDone {
+    std::int32_t handle = 0;
+    std::int32_t first_token = -1;
+};
+
+using Event = std::variant<ForwardResult, Finish, Abort, OperationDone, Tick, Bootstrapped, RemotePrefillDone>;
 
 }  // namespace tokenspeed

@@ -9,6 +9,13 @@ namespace tokenspeed {
 
 using fsm::StateId;
 
+namespace {
+
+constexpr std::size_t kDecisionsKept = 1024;
+constexpr std::size_t kBlockedPerDecision = 8;
+
+}  // namespace
+
 Snapshot Scheduler::snapshot() const {
     Snapshot snapshot;
     snapshot.round = round_;
@@ -28,23 +35,32 @@ Snapshot Scheduler::snapshot() const {
             if (flow > 0) snapshot.flows.emplace_back(static_cast<int>(state), static_cast<int>(target), flow);
         }
     }
-    for (std::size_t group = 0; group < capacity_.num_groups(); ++group) {
-        const cache::GroupCache& cache = capacity_.cache(group);
-        snapshot.groups.push_back({.group_id = config_.groups[group].group_id,
-                                   .total = cache.total(),
-                                   .held = cache.held(),
-                                   .cached = cache.cached(),
-                                   .free = cache.free(),
-                                   .pinned = 0});
-        snapshot.evictions += cache.evictions();
+    const auto count = [&](const cache::Tier& tier, std::vector<GroupCounts>& groups, bool pinned) {
+        for (int group = 0; group < tier.num_groups(); ++group) {
+            groups.push_back({.group_id = config_.groups[static_cast<std::size_t>(group)].group_id,
+                              .total = tier.total(group),
+                              .held = tier.held(group),
+                              .cached = tier.cached(group),
+                              .free = tier.free(group),
+                              .pinned = pinned ? tier.held(group) : 0});
+        }
+    };
+    count(capacity_.device(), snapshot.groups, false);
+    snapshot.evictions = capacity_.device().evictions();
+    if (const cache::Tier* host = capacity_.host()) {
+        // Whatever is held on the host is pinned: an image, or under a copy.
+        count(*host, snapshot.host, true);
+        snapshot.host_evictions = host->evictions();
     }
-    snapshot.retractions = counters_.retractions;
-    snapshot.ignored_results = counters_.ignored_results;
-    snapshot.prefix_query_tokens = counters_.prefix_query_tokens;
-    snapshot.prefix_hit_tokens = counters_.prefix_hit_tokens;
-    snapshot.prefill_tokens = counters_.prefill_tokens;
-    snapshot.decode_tokens = counters_.decode_tokens;
-    snapshot.overtakes = counters_.overtakes;
+    for (const Request* request : residents_) {
+        // Blocks a peer or a copy touches.
+        if (request == nullptr || !pinned_by_others(*request)) continue;
+        for (std::size_t group = 0; group < snapshot.groups.size(); ++group) {
+            snapshot.groups[group].pinned += request->life.bundle()->tables()[group].blocks();
+        }
+    }
+    static_cast<Totals&>(snapshot) = counters_;
+    snapshot.pending_operations = static_cast<std::int64_t>(pending_.size());
     return snapshot;
 }
 
@@ -61,40 +77,48 @@ std::vector<RequestRow> Scheduler::requests(std::size_t limit) const {
         row.generated_tokens = request->generated();
         row.cached_tokens = request->cached_tokens;
         row.retractions = request->retractions;
-        row.reason = reason_of(*request);
+        row.reason = explain(*request).text;
         if (const fsm::ForwardResources* bundle = request->life.bundle()) {
             row.computed_tokens = bundle->progress().scheduled;
-            for (const cache::BlockTable& table : bundle->tables()) row.blocks += table.size();
+            for (const cache::BlockTable& table : bundle->tables()) row.blocks += table.blocks();
         }
         rows.push_back(std::move(row));
     }
     return rows;
 }
 
-std::string Scheduler::reason_of(const Request& request) const {
-    if (request.life.is<StateId::Finishing>()) return "its last result is out";
-    switch (request.reason) {
-        case WaitReason::None:
-            return "";
-        case WaitReason::Queued:
-            return "its turn has not come";
-        case WaitReason::NoRow:
-            return "no row: all " + std::to_string(config_.max_num_seqs) + " are taken (max_num_seqs)";
-        case WaitReason::Budget:
-            return "budget: the round's " + std::to_string(config_.max_scheduled_tokens) +
-                   " tokens were spent (max_scheduled_tokens)";
-        case WaitReason::Capacity:
-            return "capacity: short by " + std::to_string(request.figure) + (request.figure == 1 ? " block" : " blocks");
-        case WaitReason::LineHeld:
-            return "the line is held by request " + std::to_string(request.figure);
-        case WaitReason::ResultInFlight:
-            return "its last result must land first";
-        case WaitReason::Armed:
-            return "about to be retracted: left out until its last result lands";
-        case WaitReason::GenerationDone:
-            return "all its tokens are scheduled";
+bool Scheduler::pinned_by_others(const Request& request) const {
+    const StateId state = request.life.id();
+    return state == StateId::Restoring || state == StateId::RemotePrefilling ||
+           (config_.role == fsm::Role::Prefill && state == StateId::Decoding);
+}
+
+void Scheduler::record(const Round& round) {
+    Decision decision;
+    decision.round = round_;
+    decision.prefill_rows = static_cast<std::int64_t>(round.prefills.size());
+    for (const PlannedRow& row : round.prefills) decision.prefill_tokens += row.input_len;
+    decision.decode_rows = static_cast<std::int64_t>(round.decodes.size());
+    for (const Blocked& blocked : round.blocked) {
+        if (decision.blocked.size() == kBlockedPerDecision) break;
+        const Request& request = *blocked.request;
+        decision.blocked.emplace_back(request.handle, code_of(request.reason), request.figure);
     }
-    return "";
+    decision.retracted = round.retracted;
+    decision.restored = round.restored;
+    for (const PlanAbort& abort : round.aborts) decision.aborted.push_back(abort.handle);
+    decision.evictions = capacity_.device().evictions() - std::exchange(evictions_seen_, capacity_.device().evictions());
+    if (decision.quiet()) return;
+    for (std::size_t group = 0; group < capacity_.num_groups(); ++group) {
+        decision.free_blocks.push_back(capacity_.device().obtainable(static_cast<int>(group), no_promises_));
+    }
+    if (decisions_.size() == kDecisionsKept) decisions_.pop_front();
+    decisions_.push_back(std::move(decision));
+}
+
+std::vector<Decision> Scheduler::decisions(std::size_t last) const {
+    const std::size_t count = std::min(last, decisions_.size());
+    return {decisions_.end() - static_cast<std::ptrdiff_t>(count), decisions_.end()};
 }
 
 void Scheduler::check_request(const Request& request) const {
@@ -109,7 +133,15 @@ void Scheduler::check_request(const Request& request) const {
     const auto times = std::count(residents_.begin(), residents_.end(), self);
     if (times != (is_resident(state) ? 1 : 0)) fail("wrong in the list of residents");
     if (waiting_.contains(self) != (state == StateId::Submitted)) fail("wrong in the waiting line");
-    if (refused_.contains(self) != request.refusal.has_value()) fail("wrong among the refused");
+    if (prefetching_.contains(self) != (state == StateId::Prefetching)) fail("wrong among the prefetching");
+    if (retracted_.contains(self) != (state == StateId::Retracted)) fail("wrong among the retracted");
+    if (refused_.contains(self) != (state == StateId::Submitted && request.refusal.has_value())) {
+        fail("wrong among the refused");
+    }
+    if ((request.life.image() != nullptr) != (state == StateId::Retracted || state == StateId::Restoring) &&
+        state != StateId::Finishing) {
+        fail("its image and its state disagree");
+    }
     if (bundle == nullptr) {
         if (!request.reserves.empty()) fail("promised blocks without a bundle");
         return;
@@ -119,23 +151,36 @@ void Scheduler::check_request(const Request& request) const {
     for (const Outstanding& outstanding : outstanding_) {
         out += std::count(outstanding.requests.begin(), outstanding.requests.end(), self);
     }
+    for (const auto& [op_id, pending] : pending_) {
+        if (pending.kind == OperationKind::HandOff && pending.age == request.age) ++out;
+    }
     if (out != bundle->results_in_flight()) fail("wrong count of results in flight");
     if (progress.committed > progress.scheduled) fail("more is committed than was scheduled");
     if (bundle->quiet() && !request.broken && progress.committed != progress.scheduled) fail("quiet, but not committed");
     if (progress.published_pages * config_.prefix_granularity > progress.committed) fail("published before it landed");
     for (std::size_t group = 0; group < bundle->tables().size(); ++group) {
-        const std::int64_t size = bundle->tables()[group].size();
-        if (size != capacity_.blocks_for(group, progress.scheduled)) fail("its table does not fit its tokens");
+        const cache::BlockTable& table = bundle->tables()[group];
+        const GroupShape& shape = capacity_.shape(group);
+        const std::int64_t size = shape.history() ? capacity_.blocks_for(group, progress.scheduled) : 2;
+        if (table.size() != size) fail("its table does not fit its tokens");
+        const std::int64_t nulls = std::count(table.ids().begin(), table.ids().end(), cache::kNullBlock);
+        if (table.blocks() != size - nulls) fail("wrong count of null slots");
+        // A hole is legal before the window (of what a peer computes, behind the whole prompt), and as a state's input.
+        const std::int32_t needed = shape.history() ? capacity_.first_needed_slot(group, progress.committed) : 1;
+        for (std::int32_t slot = needed; slot < table.size(); ++slot) {
+            if (table.at(slot) == cache::kNullBlock) fail("a block that is needed is missing");
+        }
+        if (shape.attention == Attention::FullHistory && nulls > 0) fail("a hole in a full history");
         if (request.reserves.empty()) continue;
-        const Request::Reserve& reserve = request.reserves[group];
-        if (reserve.outstanding != std::max<std::int64_t>(reserve.target_blocks - size, 0)) fail("wrong reserve");
+        if (request.reserves[group].outstanding != capacity_.outstanding(request, group)) fail("wrong reserve");
     }
     if (request.reserves.empty() != (state == StateId::Finishing)) fail("its reserve and its state disagree");
 }
 
 void Scheduler::check_invariants() const {
-    std::vector<std::vector<std::pair<cache::HolderId, cache::BlockId>>> held(capacity_.num_groups());
-    std::vector<std::int64_t> reserved(capacity_.num_groups(), 0);
+    const std::size_t groups = capacity_.num_groups();
+    cache::Tier::Holdings held(groups), pinned(groups);
+    std::vector<std::int64_t> reserved(groups, 0);
     std::array<std::int64_t, fsm::kStateCount> states{};
     std::size_t live = 0;
     int rows = 0;
@@ -145,32 +190,51 @@ void Scheduler::check_invariants() const {
         ++states[fsm::index_of(request->life.id())];
         const fsm::ForwardResources* bundle = request->life.bundle();
         rows += bundle != nullptr ? 1 : 0;
-        for (std::size_t group = 0; group < capacity_.num_groups(); ++group) {
+        for (std::size_t group = 0; group < groups; ++group) {
             if (bundle != nullptr) bundle->tables()[group].collect(held[group]);
             if (!request->reserves.empty()) reserved[group] += request->reserves[group].outstanding;
         }
+        if (const fsm::HostImage* image = request->life.image()) image->pins().collect(pinned);
+        if (const cache::HostPins* pins = request->life.pins()) pins->collect(pinned);
     }
-    const auto gaps = std::count(residents_.begin(), residents_.end(), nullptr);
-    if (resident_count_ + gaps != static_cast<std::int64_t>(residents_.size())) {
-        throw std::runtime_error("wrong count of residents");
-    }
-    if (live != requests_.size()) throw std::runtime_error("the list of the living and the handles disagree");
+    for (const auto& [op_id, pending] : pending_) pending.pins.collect(pinned);
     for (std::size_t state = 0; state < fsm::kStateCount; ++state) {
         if (static_cast<StateId>(state) != StateId::Finished && states[state] != counters_.states[state]) {
             throw std::runtime_error("wrong count of requests in state " + std::string(fsm::kStateNames[state]));
         }
     }
+    if (live != requests_.size()) throw std::runtime_error("the list of the living and the handles disagree");
     if (rows + capacity_.rows().free() != capacity_.rows().total()) {
         throw std::runtime_error(std::to_string(rows) + " rows owned + " + std::to_string(capacity_.rows().free()) +
                                  " free are not " + std::to_string(capacity_.rows().total()));
     }
-    if (const std::string wrong = capacity_.pool().check(); !wrong.empty()) throw std::runtime_error("pool: " + wrong);
-    for (std::size_t group = 0; group < capacity_.num_groups(); ++group) {
-        const std::string who = "cache group '" + config_.groups[group].group_id + "': ";
-        const std::string wrong = capacity_.cache(group).check(held[group]);
-        if (!wrong.empty()) throw std::runtime_error(who + wrong);
-        if (reserved[group] != capacity_.reserved(group)) throw std::runtime_error(who + "wrong sum of reserves");
+    if (reserved != capacity_.reserved()) throw std::runtime_error("wrong sum of reserves");
+    if (const std::string wrong = capacity_.device().check(held); !wrong.empty()) {
+        throw std::runtime_error("device: " + wrong);
     }
+    if (capacity_.host() != nullptr) {
+        const std::string wrong = capacity_.host()->check(pinned);
+        if (!wrong.empty()) throw std::runtime_error("host: " + wrong);
+    }
+    check_books();
+}
+
+void Scheduler::check_books() const {
+    const auto gaps = std::count(residents_.begin(), residents_.end(), nullptr);
+    if (resident_count_ + gaps != static_cast<std::int64_t>(residents_.size())) {
+        throw std::runtime_error("wrong count of residents");
+    }
+    std::int64_t retracted = static_cast<std::int64_t>(retracted_.size());
+    for (const Request* request : waiting_) retracted += request->retractions > 0 ? 1 : 0;
+    if (retracted != retracted_waiting_) throw std::runtime_error("wrong count of retracted requests that wait");
+    std::int32_t storage = 0;
+    for (const auto& [op_id, pending] : pending_) {
+        storage += pending.kind == OperationKind::StorageQuery || pending.kind == OperationKind::StorageFetch ||
+                           pending.kind == OperationKind::StoragePut
+                       ? 1
+                       : 0;
+    }
+    if (storage != storage_operations_) throw std::runtime_error("wrong count of storage operations");
 }
 
 }  // namespace tokenspeed

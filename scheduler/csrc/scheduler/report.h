@@ -16,16 +16,22 @@ struct GroupCounts {
     std::int64_t total = 0, held = 0, cached = 0, free = 0, pinned = 0;
 };
 
-struct Snapshot {
+// What is counted since the start, besides states.
+struct Totals {
+    std::int64_t retractions = 0, ignored_results = 0, overtakes = 0;
+    std::int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0, host_hit_tokens = 0, storage_hit_tokens = 0;
+    std::int64_t prefill_tokens = 0, decode_tokens = 0;
+    std::int64_t image_blocks = 0, restores = 0, recomputed_tokens = 0, storage_timeouts = 0;
+};
+
+struct Snapshot : Totals {
     std::int64_t round = 0;
     std::vector<std::int64_t> states;  // by StateId; -1 where the role has no such state
     std::vector<GroupCounts> groups;
+    std::vector<GroupCounts> host;
     std::vector<std::tuple<int, int, std::int64_t>> flows;
     std::int64_t running = 0, waiting = 0, live = 0;
-    std::int64_t retractions = 0, ignored_results = 0;
-    std::int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;
-    std::int64_t prefill_tokens = 0, decode_tokens = 0;
-    std::int64_t overtakes = 0, evictions = 0;
+    std::int64_t evictions = 0, host_evictions = 0, pending_operations = 0;
 };
 
 struct RequestRow {
@@ -39,12 +45,36 @@ struct RequestRow {
     std::string reason;
 };
 
-struct Counters {
+// Why a request does not run, or that it does.
+struct Explanation {
+    std::int32_t handle = 0;
+    fsm::StateId state = fsm::StateId::Finished;
+    std::string code;
+    std::string text;
+    std::int64_t short_by = 0;
+    std::string group_id;
+    std::int32_t other = 0;
+    std::int64_t op_id = 0;
+};
+
+// What one round decided.
+struct Decision {
+    std::int64_t round = 0;
+    std::int64_t prefill_rows = 0, prefill_tokens = 0, decode_rows = 0;
+    std::vector<std::tuple<std::int32_t, std::string, std::int64_t>> blocked;  // handle, code, figure
+    std::vector<std::int32_t> retracted, restored, aborted;
+    std::int64_t evictions = 0;
+    std::vector<std::int64_t> free_blocks;  // by group
+
+    bool quiet() const {
+        return prefill_rows + decode_rows == 0 && blocked.empty() && retracted.empty() && restored.empty() &&
+               aborted.empty();
+    }
+};
+
+struct Counters : Totals {
     std::array<std::int64_t, fsm::kStateCount> states{};
     std::array<std::array<std::int64_t, fsm::kStateCount>, fsm::kStateCount> flows{};
-    std::int64_t retractions = 0, ignored_results = 0, overtakes = 0;
-    std::int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;
-    std::int64_t prefill_tokens = 0, decode_tokens = 0;
 };
 
 }  // namespace tokenspeed

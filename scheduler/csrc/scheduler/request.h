@@ -9,11 +9,9 @@
 
 #include "cache/page_hash.h"
 #include "fsm/lifecycle.h"
+#include "scheduler/policy.h"
 
 namespace tokenspeed {
-
-inline constexpr fsm::Role kRole = fsm::Role::Fused;
-using Lifecycle = fsm::Lifecycle<kRole>;
 
 // Why a request got no row in the last round.
 enum class WaitReason : std::uint8_t {
@@ -21,15 +19,20 @@ enum class WaitReason : std::uint8_t {
     Queued,           // its turn did not come
     NoRow,            // every row of the request pool is taken
     Budget,           // the round's tokens were spent
-    Capacity,         // short by `figure` blocks
-    LineHeld,         // waits behind request `figure`, which waits for capacity
+    Capacity,         // short by `figure` blocks of group `group`
+    LineHeld,         // waits behind request `figure`, whose prompt is not complete
+    Sealed,           // waits behind request `figure`, which was passed often enough
     ResultInFlight,   // its last result must land first
-    Armed,            // left out so that it becomes quiet and can be retracted
+    Armed,            // left out so that it becomes quiet and can be retracted for request `figure`
     GenerationDone,   // all its tokens are scheduled; its end is awaited
+    Operation,        // waits for operation `figure`
+    Retracted,        // gave way to request `figure`
+    Bootstrapping,    // the handshake with the peer is pending
+    Peer,             // the peer writes or reads its blocks
 };
 
 struct Request {
-    Request(std::int32_t handle_, std::int64_t age_) : handle(handle_), age(age_) {}
+    Request(std::int32_t handle_, std::int64_t age_, fsm::Role role) : handle(handle_), age(age_), life(role) {}
 
     std::int32_t handle;
     std::int64_t age;  // order of submission: the smaller, the older
@@ -48,28 +51,36 @@ struct Request {
     cache::Digest root{};
     std::vector<cache::Digest> digests;
 
-    Lifecycle life{fsm::Submitted<kRole>::fresh()};
+    fsm::AnyLifecycle life;
     std::int64_t state_since = 0;  // round
     std::int32_t cached_tokens = 0;
     std::int32_t retractions = 0;
-    bool started = false;
+    std::int32_t junction = 0;         // where the chunk that crosses it ends; 0 for none
+    bool begins = false;               // its next row is the first one in its pool row
+    std::int64_t retraction_epoch = 0; // of all retractions, the how-manieth: a copy of what Retracted has
+    bool remote = false;               // the peer is to report that it computed the prompt
 
-    // Resident, by group: what the reserve promises the table to grow to, and the part of it not yet held.
+    // Storage: whether it was looked up, since when it is, and what a fetch brought.
+    bool looked_up = false;
+    std::int64_t looked_up_at = 0;
+    std::int64_t operation = 0;        // the one it waits for
+    std::int32_t storage_tokens = 0;
+
+    // Resident, by group: what the reserve lets it grow to, in tokens, and the blocks of that not yet held.
     struct Reserve {
-        std::int64_t target_blocks = 0;
+        std::int64_t target_tokens = 0;
         std::int64_t outstanding = 0;
     };
     std::vector<Reserve> reserves;
     bool prepaid = false;  // the reserve covered its whole generation when it was admitted
     std::int64_t armed_in_round = -1;
     std::int64_t last_decode_round = -1;
-    std::int64_t last_forward = 0;
+    std::int64_t last_chunk_round = -1;
 
     // Waiting: what the last refusal for capacity saw, so that it is not planned again before something changed.
     struct Refusal {
-        std::size_t group = 0;
-        std::int64_t need = 0;
-        std::int64_t available = 0;
+        std::int64_t room = 0;    // weight that was not promised
+        std::int64_t needed = 0;  // weight below which it cannot fit, unless others publish what it needs
         std::int64_t publications = 0;
     };
     std::optional<Refusal> refusal;
@@ -77,6 +88,7 @@ struct Request {
 
     WaitReason reason = WaitReason::Queued;
     std::int64_t figure = 0;
+    std::size_t short_group = 0;
 
     // Neighbours among the live, by age.
     Request* older = nullptr;
@@ -88,6 +100,7 @@ struct Request {
 
     // The digest of page `page`; the tokens up to its end must be known.
     const cache::Digest& digest(std::int32_t page, std::int32_t page_tokens) {
+        if (digests.capacity() == 0) digests.reserve(tokens.capacity() / static_cast<std::size_t>(page_tokens) + 1);
         while (static_cast<std::int32_t>(digests.size()) <= page) {
             const auto first = digests.size() * static_cast<std::size_t>(page_tokens);
             digests.push_back(cache::next_digest(
@@ -98,15 +111,24 @@ struct Request {
     }
 };
 
-// The order of the waiting line: priority (larger first), then age. A retracted request keeps its place.
+// The word for a reason in records and explanations.
+const char* code_of(WaitReason reason);
+
+// The order of the waiting line. A retracted request keeps its place.
 struct LineOrder {
     bool operator()(const Request* a, const Request* b) const {
-        return a->priority != b->priority ? a->priority > b->priority : a->age < b->age;
+        return comes_before({a->priority, a->age}, {b->priority, b->age});
     }
 };
 
 struct AgeOrder {
     bool operator()(const Request* a, const Request* b) const { return a->age < b->age; }
+};
+
+struct RestoreOrder {
+    bool operator()(const Request* a, const Request* b) const {
+        return restores_before({a->generated() > 0, a->retraction_epoch}, {b->generated() > 0, b->retraction_epoch});
+    }
 };
 
 }  // namespace tokenspeed

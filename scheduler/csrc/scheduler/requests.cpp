@@ -18,7 +18,12 @@ SchedulerConfig validated(SchedulerConfig config) {
 
 }  // namespace
 
-Scheduler::Scheduler(SchedulerConfig config) : config_(validated(std::move(config))), capacity_(config_) {}
+Scheduler::Scheduler(SchedulerConfig config)
+    : config_(validated(std::move(config))),
+      pool_tokens_(config_.pool_tokens()),
+      bound_(config_.single_request_bound()),
+      capacity_(config_),
+      no_promises_(config_.groups.size(), 0) {}
 
 Scheduler::~Scheduler() = default;
 
@@ -36,7 +41,9 @@ void Scheduler::submit(std::int32_t handle, std::span<const std::int32_t> prompt
                                     std::to_string(negative - prompt.begin()) + " of the prompt is negative");
     }
     const auto length = static_cast<std::int64_t>(prompt.size());
-    const std::int64_t new_tokens = options.declared ? options.max_new_tokens : 1;
+    // The prefill role computes the prompt and its first token, which it never writes.
+    const bool generates = options.declared && config_.role != fsm::Role::Prefill;
+    const std::int64_t new_tokens = generates ? options.max_new_tokens : 1;
     const std::int64_t bound = max_single_request_tokens();
     if (length + new_tokens > bound) {
         const bool model = bound == config_.max_model_len;
@@ -47,7 +54,7 @@ void Scheduler::submit(std::int32_t handle, std::span<const std::int32_t> prompt
             (model ? "" : ", or ask for less"));
     }
 
-    auto owned = std::make_unique<Request>(handle, next_age_++);
+    auto owned = std::make_unique<Request>(handle, next_age_++, config_.role);
     Request& request = *owned;
     request.priority = options.priority;
     request.declared = options.declared;
@@ -63,27 +70,48 @@ void Scheduler::submit(std::int32_t handle, std::span<const std::int32_t> prompt
     (newest_ == nullptr ? oldest_ : newest_->newer) = &request;
     newest_ = &request;
     requests_.emplace(handle, std::move(owned));
-    ++counters_.states[fsm::index_of(StateId::Submitted)];
-    enter(request, StateId::Submitted);
+    ++counters_.states[fsm::index_of(request.life.id())];
+    enter(request, request.life.id());
 }
 
 void Scheduler::leave(Request& request, StateId state) {
     if (state == StateId::Submitted) {
         waiting_.erase(&request);
         refused_.erase(&request);
-        request.refusal.reset();
+        to_look_up_.erase(&request);
         if (request.retractions > 0) --retracted_waiting_;
+    } else if (state == StateId::Prefetching) {
+        prefetching_.erase(&request);
+        request.operation = 0;
+    } else if (state == StateId::Retracted) {
+        --retracted_waiting_;
     }
+    request.refusal.reset();
 }
 
 void Scheduler::enter(Request& request, StateId state) {
     request.state_since = round_;
-    if (state == StateId::Submitted) {
-        request.prefill_len = request.known_tokens();
-        request.overtaken = 0;
-        request.reason = WaitReason::Queued;
-        if (request.retractions > 0) ++retracted_waiting_;
-        waiting_.insert(&request);
+    switch (state) {
+        case StateId::Submitted:
+            request.prefill_len = request.known_tokens();
+            request.overtaken = 0;
+            request.reason = WaitReason::Queued;
+            if (request.retractions > 0) ++retracted_waiting_;
+            waiting_.insert(&request);
+            if (config_.storage && !request.looked_up) to_look_up_.insert(&request);
+            break;
+        case StateId::Bootstrapping:
+            request.reason = WaitReason::Bootstrapping;
+            break;
+        case StateId::Prefetching:
+            prefetching_.insert(&request);
+            break;
+        case StateId::Retracted:
+            ++retracted_waiting_;
+            retracted_.insert(&request);
+            break;
+        default:
+            break;
     }
 }
 
@@ -97,13 +125,28 @@ void Scheduler::erase(Request& request) {
 
 void Scheduler::advance(const std::vector<Event>& events) {
     validate(events);
+    // A copy that failed must be known before the result of the forward that read it is believed.
+    for (const Event& event : events) {
+        if (const auto* operation = std::get_if<OperationDone>(&event)) done(*operation);
+    }
     for (const Event& event : events) {
         if (const auto* result = std::get_if<ForwardResult>(&event)) {
             land(*result);
         } else if (const auto* finish = std::get_if<Finish>(&event)) {
             end<fsm::FinishEvent>(finish->handle);
-        } else {
-            end<fsm::AbortEvent>(std::get<Abort>(event).handle);
+        } else if (const auto* abort = std::get_if<Abort>(&event)) {
+            end<fsm::AbortEvent>(abort->handle);
+        } else if (const auto* tick = std::get_if<Tick>(&event)) {
+            now_ = std::max(now_, tick->now);
+        } else if (const auto* bootstrapped = std::get_if<Bootstrapped>(&event)) {
+            const auto found = requests_.find(bootstrapped->handle);
+            if (found != requests_.end() && found->second->life.is<StateId::Bootstrapping>()) {
+                transition(*found->second, fsm::BootstrappedEvent{});
+            } else {
+                ++counters_.ignored_results;
+            }
+        } else if (const auto* remote = std::get_if<RemotePrefillDone>(&event)) {
+            remote_prefill_done(*remote);
         }
     }
 }
@@ -111,26 +154,40 @@ void Scheduler::advance(const std::vector<Event>& events) {
 void Scheduler::validate(const std::vector<Event>& events) const {
     std::size_t next = 0;  // the oldest plan whose result is still out, as the batch goes on
     for (const Event& event : events) {
-        const auto* result = std::get_if<ForwardResult>(&event);
-        if (result == nullptr || next >= outstanding_.size()) continue;
-        const std::int64_t expected = outstanding_[next].plan->forward_id;
-        const std::string who = "ForwardResult of forward " + std::to_string(result->forward_id) + ": ";
-        if (result->forward_id < expected || result->forward_id > last_forward_id_) continue;  // repeated or unknown
-        if (result->forward_id > expected) {
-            throw std::invalid_argument(who + "forward " + std::to_string(expected) +
-                                        " has not reported yet; results land in the order of their plans");
+        if (const auto* result = std::get_if<ForwardResult>(&event)) {
+            validate_result(*result, next);
+        } else if (const auto* operation = std::get_if<OperationDone>(&event)) {
+            const auto found = pending_.find(operation->op_id);
+            if (found == pending_.end() || operation->succeeded.empty()) continue;
+            if (operation->succeeded.size() != found->second.group.size()) {
+                throw std::invalid_argument("OperationDone of operation " + std::to_string(operation->op_id) + ": " +
+                                            std::to_string(operation->succeeded.size()) +
+                                            " entries in succeeded for an operation of " +
+                                            std::to_string(found->second.group.size()) + " blocks");
+            }
         }
-        const auto rows = static_cast<std::size_t>(outstanding_[next].plan->num_rows());
-        if (result->tokens.size() != rows) {
-            throw std::invalid_argument(who + std::to_string(result->tokens.size()) + " tokens for a plan of " +
-                                        std::to_string(rows) + " rows");
-        }
-        if (!result->failed.empty() && result->failed.size() != rows) {
-            throw std::invalid_argument(who + std::to_string(result->failed.size()) +
-                                        " entries in failed for a plan of " + std::to_string(rows) + " rows");
-        }
-        ++next;
     }
+}
+
+void Scheduler::validate_result(const ForwardResult& result, std::size_t& next) const {
+    if (next >= outstanding_.size()) return;
+    const std::int64_t expected = outstanding_[next].plan->forward_id;
+    const std::string who = "ForwardResult of forward " + std::to_string(result.forward_id) + ": ";
+    if (result.forward_id < expected || result.forward_id > last_forward_id_) return;  // repeated or unknown
+    if (result.forward_id > expected) {
+        throw std::invalid_argument(who + "forward " + std::to_string(expected) +
+                                    " has not reported yet; results land in the order of their plans");
+    }
+    const auto rows = static_cast<std::size_t>(outstanding_[next].plan->num_rows());
+    if (result.tokens.size() != rows) {
+        throw std::invalid_argument(who + std::to_string(result.tokens.size()) + " tokens for a plan of " +
+                                    std::to_string(rows) + " rows");
+    }
+    if (!result.failed.empty() && result.failed.size() != rows) {
+        throw std::invalid_argument(who + std::to_string(result.failed.size()) +
+                                    " entries in failed for a plan of " + std::to_string(rows) + " rows");
+    }
+    ++next;
 }
 
 template <typename EventType>
@@ -140,7 +197,12 @@ void Scheduler::end(std::int32_t handle) {
         ++counters_.ignored_results;
         return;
     }
-    transition(*found->second, EventType{});
+    Request& request = *found->second;
+    if (request.life.is<StateId::Prefilling>() || request.life.is<StateId::Decoding>() ||
+        request.life.is<StateId::PrefillDone>()) {
+        if (!request.broken) capacity_.publish_last_state(request);
+    }
+    transition(request, EventType{});
 }
 
 void Scheduler::land(const ForwardResult& result) {
@@ -162,14 +224,18 @@ void Scheduler::land_row(Request& request, const Plan& plan, std::size_t row, co
     const bool samples = plan.samples[row] != 0;
     const bool failed = !result.failed.empty() && result.failed[row] != 0;
     const bool lost = failed || (samples && result.tokens[row] < 0);
-    if (failed) progress.publish_limit = std::min(progress.publish_limit, plan.prefix_len[row]);
+    if (failed) {
+        // Nothing it wrote, nor what was loaded for it, becomes known.
+        progress.publish_limit =
+            std::min({progress.publish_limit, plan.prefix_len[row], progress.published_pages * config_.prefix_granularity});
+    }
     progress.committed = plan.prefix_len[row] + plan.input_len[row];
     if (samples && !lost && !ending && !request.broken) request.tokens.push_back(result.tokens[row]);
     if (lost && !ending && !request.broken) {
         request.broken = true;
         broken_.push_back(&request);
     }
-    capacity_.publish(request, bundle);
+    capacity_.publish(request);
     for (cache::BlockTable& table : bundle.tables()) table.forward_landed(result.forward_id);
     const bool first = samples && plan.kind[row] == static_cast<std::int32_t>(RowKind::Prefill);
     transition(request, fsm::ResultLandedEvent{.first_token = first});

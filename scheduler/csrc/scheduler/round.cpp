@@ -9,30 +9,37 @@ namespace tokenspeed {
 
 using fsm::StateId;
 
-namespace {
-
-// New prompts that may fail for capacity, or be skipped because nothing changed since they did, before a round stops
-// trying: what bounds a round's work whatever the length of the line.
-constexpr int kMaxRefusalsPerRound = 16;
-
-}  // namespace
-
 std::shared_ptr<const Plan> Scheduler::plan() {
     ++round_;
     std::erase(residents_, nullptr);
     Round round;
     round.budget = config_.max_scheduled_tokens;
+    round.aborts = std::exchange(aborts_, {});
+    round.operations = std::exchange(outbox_, {});
     end_broken(round);
-    if (config_.mixed_batches) {
-        schedule_decodes(round);
-        schedule_chunks(round);
-        schedule_prompts(round);
-    } else {
-        schedule_chunks(round);
-        schedule_prompts(round);
-        if (round.prefills.empty()) schedule_decodes(round);
+    // Before anything can be evicted: what is copied must still be there.
+    write_back(round);
+    put(round);
+    look_up(round);
+    switch (config_.role) {
+        case fsm::Role::Fused:
+            restore_one(round);
+            if (config_.mixed_batches) schedule_decodes(round);
+            schedule_prefills(round);
+            if (!config_.mixed_batches && round.prefills.empty()) schedule_decodes(round);
+            break;
+        case fsm::Role::Prefill:
+            hand_off(round);
+            schedule_prefills(round);
+            break;
+        case fsm::Role::Decode:
+            restore_one(round);
+            schedule_decodes(round);
+            schedule_remote(round);
+            break;
     }
-    retract_and_grant(round);
+    // What the peer reads stays where it is: the prefill role makes nobody give way.
+    if (config_.role != fsm::Role::Prefill) retract_and_grant(round);
     resume_left_out(round);
     return emit(std::move(round));
 }
@@ -98,21 +105,20 @@ bool Scheduler::try_decode(Round& round, Request& request) {
     const fsm::ForwardResources& bundle = *request.life.bundle();
     const std::int32_t position = bundle.progress().scheduled;
     Shortfall shortfall;
-    std::optional<fsm::Grant> grant = capacity_.extend(bundle, position + 1, shortfall);
+    std::optional<fsm::Grant> grant = capacity_.extend(request, position + 1, shortfall);
     if (!grant) {
-        request.reason = WaitReason::Capacity;
-        request.figure = shortfall.blocks();
-        round.blocked.push_back({&request, Admission::Decode, shortfall});
+        refuse(request, shortfall);
+        round.blocked.push_back({&request, Step::Decode, shortfall});
         return false;
     }
     const bool grew = !grant->blocks.empty();
     transition(request, fsm::ScheduleDecodeEvent{.grant = std::move(*grant)});
-    if (grew) capacity_.settle(request);
+    if (grew || capacity_.has_open_groups()) capacity_.settle(request);
     ++request.samples_scheduled;
     request.last_decode_round = round_;
     request.reason = WaitReason::None;
     --round.budget;
-    round.decodes.push_back({&request, position, 1, true, false});
+    round.decodes.push_back({&request, position, 1, true, std::exchange(request.begins, false)});
     return true;
 }
 
@@ -121,7 +127,7 @@ bool Scheduler::try_decode(Round& round, Request& request) {
 bool Scheduler::outgrown(const Request& request) const {
     const fsm::ForwardResources* bundle = request.life.bundle();
     return bundle != nullptr && !request.generation_scheduled() &&
-           bundle->progress().scheduled + 1 > config_.pool_tokens();
+           bundle->progress().scheduled + 1 > pool_tokens_;
 }
 
 // Ends it, once its last token has landed.
@@ -133,23 +139,67 @@ void Scheduler::end_outgrown(Round& round, Request& request) {
     round.aborts.push_back({request.handle, "capacity",
                             "request " + std::to_string(request.handle) + " has grown to " +
                                 std::to_string(request.known_tokens()) + " tokens, and the KV cache holds " +
-                                std::to_string(config_.pool_tokens()) +
+                                std::to_string(pool_tokens_) +
                                 "; give the KV cache more memory, or ask for fewer tokens with max_new_tokens"});
     transition(request, fsm::AbortEvent{});
 }
 
+// Chunks of resident prompts come first. But where the budget cut one in the round before, and others wait, it is their
+// turn: a short prompt waits a round or two for a long one, and a long one takes at most twice its time.
+void Scheduler::schedule_prefills(Round& round) {
+    const bool prompts_first = std::exchange(prompts_turn_, false) && !waiting_.empty();
+    if (prompts_first) {
+        schedule_prompts(round);
+        schedule_chunks(round);
+        return;
+    }
+    schedule_chunks(round);
+    prompts_turn_ = round.line_holder != nullptr && !round.prefills.empty();
+    schedule_prompts(round);
+}
+
+// Prompts that are resident and not complete.
+const Request* Scheduler::first_incomplete() const {
+    const auto found = std::find_if(residents_.begin(), residents_.end(), [](const Request* request) {
+        return request != nullptr && request->life.is<StateId::Prefilling>();
+    });
+    return found == residents_.end() ? nullptr : *found;
+}
+
+int Scheduler::incomplete_prompts() const {
+    return static_cast<int>(std::count_if(residents_.begin(), residents_.end(), [](const Request* request) {
+        return request != nullptr && request->life.is<StateId::Prefilling>();
+    }));
+}
+
 void Scheduler::schedule_chunks(Round& round) {
+    std::vector<Request*> incomplete;
     for (Request* request : residents_) {
         if (request == nullptr || !request->life.is<StateId::Prefilling>()) continue;
+        if (request->last_chunk_round < round_) incomplete.push_back(request);
+    }
+    // Several take turns.
+    std::stable_sort(incomplete.begin(), incomplete.end(), [](const Request* a, const Request* b) {
+        return a->last_chunk_round < b->last_chunk_round;
+    });
+    for (Request* request : incomplete) {
         if (request->life.bundle()->results_in_flight() > config_.overlap_depth) {
             request->reason = WaitReason::ResultInFlight;
         } else if (out_of_turn(*request)) {
             round.left_out.push_back(request);
-        } else {
-            try_chunk(round, *request);
+        } else if (try_chunk(round, *request)) {
+            continue;
         }
-        if (request->life.is<StateId::Prefilling>()) round.line_holder = request;
+        if (round.line_holder == nullptr) round.line_holder = request;
     }
+}
+
+std::int32_t Scheduler::chunk_for(const Round& round, const Request& request, std::int32_t from,
+                                  std::int32_t junction) const {
+    return chunk_tokens(from, {.budget = round.budget,
+                               .prefill_len = request.prefill_len,
+                               .junction = junction,
+                               .checkpoint_granularity = capacity_.checkpoint_granularity()});
 }
 
 bool Scheduler::try_chunk(Round& round, Request& request) {
@@ -159,13 +209,17 @@ bool Scheduler::try_chunk(Round& round, Request& request) {
     }
     const fsm::ForwardResources& bundle = *request.life.bundle();
     const std::int32_t from = bundle.progress().scheduled;
-    const auto chunk = static_cast<std::int32_t>(std::min<std::int64_t>(round.budget, request.prefill_len - from));
+    std::int32_t chunk = chunk_for(round, request, from, request.junction);
     Shortfall shortfall;
-    std::optional<fsm::Grant> grant = capacity_.extend(bundle, from + chunk, shortfall);
+    std::optional<fsm::Grant> grant = capacity_.extend(request, from + chunk, shortfall);
+    // A window needs less room for a shorter chunk; who has the pool alone takes what fits.
+    while (!grant && capacity_.has_open_groups() && resident_count_ == 1 && bundle.quiet() && chunk > 1) {
+        chunk = (chunk + 1) / 2;
+        grant = capacity_.extend(request, from + chunk, shortfall);
+    }
     if (!grant) {
-        request.reason = WaitReason::Capacity;
-        request.figure = shortfall.blocks();
-        round.blocked.push_back({&request, Admission::Chunk, shortfall});
+        refuse(request, shortfall);
+        round.blocked.push_back({&request, Step::Chunk, shortfall});
         return false;
     }
     const bool completes = from + chunk == request.prefill_len;
@@ -173,40 +227,53 @@ bool Scheduler::try_chunk(Round& round, Request& request) {
                fsm::SchedulePrefillEvent{.grant = std::move(*grant), .input_len = chunk, .completes = completes});
     capacity_.settle(request);
     if (completes) ++request.samples_scheduled;
+    request.last_chunk_round = round_;
     request.reason = WaitReason::None;
     round.budget -= chunk;
-    round.prefills.push_back({&request, from, chunk, completes, false});
+    round.prefills.push_back({&request, from, chunk, completes, std::exchange(request.begins, false)});
+    // A prompt that was cut for a checkpoint and not by the budget leaves the round open.
+    if (!completes && from + chunk != request.junction) round.line_holder = &request;
     return true;
 }
 
 // The oldest prompt refused for capacity, once it was overtaken as often as may be: new prompts wait behind it.
-const Request* Scheduler::sealing() const {
+Request* Scheduler::sealing() const {
     if (refused_.empty() || (*refused_.begin())->overtaken < config_.max_overtakes) return nullptr;
     return *refused_.begin();
 }
 
 void Scheduler::schedule_prompts(Round& round) {
     int refusals = 0;
+    const bool may_not_be_cut = incomplete_prompts() >= kMaxIncompletePrompts;
     for (auto place = waiting_.begin(); place != waiting_.end();) {
-        Request& first_in_line = **place;
-        const Request* seal = sealing();
+        Request* seal = sealing();
         // A sealed line has one candidate: whoever sealed it.
-        Request& request = seal != nullptr ? **refused_.begin() : first_in_line;
-        if (round.line_holder != nullptr) {
-            first_in_line.reason = WaitReason::LineHeld;
-            first_in_line.figure = round.line_holder->handle;
+        Request& request = seal != nullptr ? *seal : **place;
+        if (seal != nullptr && *place != seal) {
+            (*place)->reason = WaitReason::Sealed;
+            (*place)->figure = seal->handle;
+        }
+        if (Request* holder = round.line_holder != nullptr ? round.line_holder : round.sealed_by) {
+            request.reason = WaitReason::LineHeld;
+            request.figure = holder->handle;
             return;
         }
         if (round.budget == 0 || capacity_.rows().free() == 0) {
             request.reason = round.budget == 0 ? WaitReason::Budget : WaitReason::NoRow;
             return;
         }
-        const bool alone = resident_count_ == 0;
+        if (may_not_be_cut && !completes_now(round, request)) {
+            request.reason = WaitReason::LineHeld;
+            request.figure = first_incomplete()->handle;
+            if (seal != nullptr || request.retractions > 0 || ++refusals == kMaxRefusalsPerRound) return;
+            ++place;
+            continue;
+        }
         bool admitted = false;
-        if (alone || capacity_.worth_trying(request)) {
+        if (resident_count_ == 0 || capacity_.worth_trying(request)) {
             admitted = try_prompt(round, request);
         } else {
-            round.blocked.push_back({&request, Admission::Prompt, {}});
+            round.blocked.push_back({&request, Step::Prompt, {}});
         }
         if (admitted) {
             // Everything before `place` is refused still; after a sealed line opened, begin anew.
@@ -219,51 +286,73 @@ void Scheduler::schedule_prompts(Round& round) {
     }
 }
 
-std::int32_t Scheduler::first_chunk_tokens(const Round& round, const Request& request, const Prefix& prefix) {
-    return static_cast<std::int32_t>(std::min<std::int64_t>(round.budget, request.prefill_len - prefix.tokens));
+// Whether the whole of a prompt fits this round's budget.
+bool Scheduler::completes_now(const Round& round, Request& request) const {
+    if (request.prefill_len <= round.budget) return true;
+    const Prefix prefix = capacity_.probe(request);
+    return prefix.tokens + chunk_for(round, request, prefix.tokens, prefix.junction) == request.prefill_len;
 }
 
 bool Scheduler::try_prompt(Round& round, Request& request) {
     const Prefix prefix = capacity_.probe(request);
-    const std::int32_t chunk = first_chunk_tokens(round, request, prefix);
-    const std::vector<GroupDemand> demands = capacity_.first_chunk(request, prefix, chunk);
-    if (const auto shortfall = capacity_.short_for(demands, resident_count_ == 0)) {
-        refuse_prompt(round, request, *shortfall);
+    const bool alone = resident_count_ == 0;
+    std::int32_t chunk = chunk_for(round, request, prefix.tokens, prefix.junction);
+    Demand demand = capacity_.first_chunk(request, prefix, chunk);
+    std::optional<Shortfall> shortfall = capacity_.short_for(demand, alone);
+    while (shortfall && capacity_.has_open_groups() && alone && chunk > 1) {
+        chunk = (chunk + 1) / 2;
+        demand = capacity_.first_chunk(request, prefix, chunk);
+        shortfall = capacity_.short_for(demand, alone);
+    }
+    const bool completes = prefix.tokens + chunk == request.prefill_len;
+    if (!shortfall && !completes && first_incomplete() != nullptr) {
+        // Beside another prompt that is not complete it must fit whole: else they would take each other's room in turns.
+        shortfall = capacity_.short_for(capacity_.whole_prompt(request, prefix), false);
+    }
+    if (shortfall) {
+        refuse(request, *shortfall);
+        refused_.insert(&request);
+        round.blocked.push_back({&request, Step::Prompt, *shortfall});
         return false;
     }
     count_overtaking(request);
-    const bool completes = prefix.tokens + chunk == request.prefill_len;
-    transition(request, fsm::SchedulePrefillEvent{.grant = capacity_.admit(prefix, demands),
+    Admission admission = capacity_.admit(prefix, demand);
+    send_loads(round, OperationKind::LoadBack, request, admission.loads);
+    request.junction = prefix.junction;
+    transition(request, fsm::SchedulePrefillEvent{.grant = std::move(admission.grant),
                                                   .input_len = chunk,
                                                   .completes = completes,
                                                   .cached = prefix.tokens,
-                                                  .cached_pages = prefix.pages});
-    capacity_.promise(request, demands);
+                                                  .cached_pages = prefix.published_pages});
+    capacity_.promise(request, demand);
     if (request.retractions == 0) {
         request.cached_tokens = prefix.tokens;
         counters_.prefix_query_tokens += request.prefill_len;
         counters_.prefix_hit_tokens += prefix.tokens;
+        const std::int32_t loaded = prefix.tokens - prefix.device_tokens;
+        const std::int32_t stored = std::min(request.storage_tokens, loaded);
+        counters_.storage_hit_tokens += stored;
+        counters_.host_hit_tokens += loaded - stored;
     }
     if (completes) {
         ++request.samples_scheduled;
-    } else {
+    } else if (prefix.tokens + chunk != prefix.junction) {
         round.line_holder = &request;
     }
+    request.begins = false;
+    request.last_chunk_round = round_;
     request.reason = WaitReason::None;
     round.budget -= chunk;
     round.prefills.push_back({&request, prefix.tokens, chunk, completes, true});
     return true;
 }
 
-void Scheduler::refuse_prompt(Round& round, Request& request, const Shortfall& shortfall) {
-    request.refusal = Request::Refusal{.group = shortfall.group,
-                                       .need = shortfall.need,
-                                       .available = shortfall.available,
-                                       .publications = capacity_.publications()};
+// Remembers why there was no room, and for those who wait for their first chunk or to be restored what there was.
+void Scheduler::refuse(Request& request, const Shortfall& shortfall) {
     request.reason = WaitReason::Capacity;
-    request.figure = shortfall.blocks();
-    refused_.insert(&request);
-    round.blocked.push_back({&request, Admission::Prompt, shortfall});
+    request.figure = shortfall.blocks;
+    request.short_group = shortfall.group;
+    if (request.life.bundle() == nullptr) request.refusal = capacity_.refusal(shortfall);
 }
 
 void Scheduler::count_overtaking(const Request& admitted) {

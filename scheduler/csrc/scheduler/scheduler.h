@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string_view>
@@ -28,6 +30,12 @@ struct SubmitOptions {
     std::int32_t max_cached_prefix_tokens = -1;
 };
 
+// New prompts that may fail for capacity, or be skipped because nothing changed since they did, before a round stops
+// trying: what bounds a round's work whatever the length of the line.
+inline constexpr int kMaxRefusalsPerRound = 16;
+// Resident prompts that are not complete, beyond which none starts that would have to be cut, too.
+inline constexpr int kMaxIncompletePrompts = 2;
+
 class Scheduler {
 public:
     // Throws std::invalid_argument where the configuration is not valid.
@@ -40,7 +48,8 @@ public:
     // empty prompt or a negative token.
     void submit(std::int32_t handle, std::span<const std::int32_t> prompt, const SubmitOptions& options);
 
-    // Applies a batch of events. It is validated whole first: where this throws std::invalid_argument, nothing happened.
+    // Applies a batch of events, ended operations before results. It is validated whole first: where this throws
+    // std::invalid_argument, nothing happened.
     void advance(const std::vector<Event>& events);
 
     // Plans the next round. The plan must be executed exactly once, in order.
@@ -48,9 +57,17 @@ public:
 
     Snapshot snapshot() const;
     std::vector<RequestRow> requests(std::size_t limit) const;
-    bool has_work() const { return !requests_.empty(); }
+    // Why the request does not run, as of the last round.
+    Explanation explain(std::int32_t handle) const;
+    // The last rounds that did or refused anything, the oldest first.
+    std::vector<Decision> decisions(std::size_t last) const;
+    // Whether any request is alive or an operation waits to be sent.
+    bool has_work() const {
+        return !requests_.empty() || !outbox_.empty() || !puts_.empty() || !aborts_.empty() ||
+               capacity_.has_publications();
+    }
     const SchedulerConfig& config() const { return config_; }
-    std::int64_t max_single_request_tokens() const { return config_.single_request_bound(); }
+    std::int64_t max_single_request_tokens() const { return bound_; }
     // Walks everything; throws std::runtime_error naming the first broken invariant.
     void check_invariants() const;
 
@@ -62,11 +79,11 @@ private:
         bool samples;
         bool starts;
     };
-    enum class Admission : std::uint8_t { Decode, Chunk, Prompt };
-    // An admission that failed for capacity.
+    enum class Step : std::uint8_t { Decode, Chunk, Prompt };
+    // A step that failed for capacity.
     struct Blocked {
         Request* request;
-        Admission what;
+        Step what;
         Shortfall shortfall;
     };
     // One round while it is built.
@@ -77,11 +94,25 @@ private:
         std::vector<Blocked> blocked;
         std::vector<Request*> left_out;  // armed last round, so skipped so far
         Request* line_holder = nullptr;  // a resident whose prompt is not complete after this round
+        Request* sealed_by = nullptr;    // a retracted request for which there was no room
+        std::vector<CacheOperation> operations;
         std::vector<PlanAbort> aborts;
+        std::vector<std::int32_t> retracted, restored;
     };
     struct Outstanding {
         std::shared_ptr<const Plan> plan;
         std::vector<Request*> requests;  // by row; they live at least until the result lands
+    };
+    // A cache operation that is out. Its pins keep the host blocks it touches as they are.
+    struct Pending {
+        OperationKind kind = OperationKind::WriteBack;
+        std::int32_t handle = 0;
+        std::int64_t age = 0;  // of the request: handles are used again
+        IntArray group;
+        std::vector<cache::BlockId> host;
+        std::vector<cache::BlockKey> keys;
+        IntArray slots;  // of a storage query: which slot each key is for
+        cache::HostPins pins;
     };
 
     // requests.cpp: the life of requests
@@ -93,6 +124,7 @@ private:
     template <typename EventType>
     void end(std::int32_t handle);
     void validate(const std::vector<Event>& events) const;
+    void validate_result(const ForwardResult& result, std::size_t& next) const;
     void land(const ForwardResult& result);
     void land_row(Request& request, const Plan& plan, std::size_t row, const ForwardResult& result);
 
@@ -103,44 +135,89 @@ private:
     bool may_decode(Round& round, Request& request) const;
     bool outgrown(const Request& request) const;
     void end_outgrown(Round& round, Request& request);
+    void schedule_prefills(Round& round);
+    int incomplete_prompts() const;
+    const Request* first_incomplete() const;
+    bool completes_now(const Round& round, Request& request) const;
     void schedule_chunks(Round& round);
     bool try_chunk(Round& round, Request& request);
     void schedule_prompts(Round& round);
     bool try_prompt(Round& round, Request& request);
-    static std::int32_t first_chunk_tokens(const Round& round, const Request& request, const Prefix& prefix);
-    void refuse_prompt(Round& round, Request& request, const Shortfall& shortfall);
+    std::int32_t chunk_for(const Round& round, const Request& request, std::int32_t from, std::int32_t junction) const;
+    void refuse(Request& request, const Shortfall& shortfall);
     void count_overtaking(const Request& admitted);
-    const Request* sealing() const;
+    Request* sealing() const;
     void resume_left_out(Round& round);
     bool out_of_turn(const Request& request) const;
 
-    // retraction.cpp
+    // retraction.cpp: who gives way, and how it comes back
     void retract_and_grant(Round& round);
     std::vector<Request*> rank_victims(const Round& round) const;
     std::vector<Request*> victims_for_resident(const std::vector<Request*>& ranked, const Blocked& beneficiary) const;
     std::vector<Request*> victims_for_prompt(const Round& round, const std::vector<Request*>& ranked,
                                              Request& prompt) const;
+    std::int64_t shared_with(const Prefix& prefix, const Request& resident) const;
     bool may_benefit(const Blocked& blocked) const;
-    void arm(Request& victim);
+    void arm(Request& victim, const Request& beneficiary);
     void hand_over(Round& round, const std::vector<Request*>& victims, const Blocked& beneficiary);
-    void retract(Request& request);
     void grant(Round& round, const std::vector<Blocked>& blocked);
+
+    // images.cpp: byte-exact copies of retracted requests
+    void retract(Round& round, Request& request, const Request& beneficiary);
+    std::optional<fsm::HostImage> make_image(Round& round, Request& request);
+    void restore_one(Round& round);
+    bool try_restore(Round& round, Request& request);
+    Prefix prefix_of_image(Request& request) const;
+
+    // operations.cpp: what moves between the tiers
+    CacheOperation make_operation(OperationKind kind, std::int32_t handle);
+    Pending& pend(const CacheOperation& operation, const Request* request, cache::HostPins pins);
+    void send_loads(Round& round, OperationKind kind, Request& request, const std::vector<Load>& loads);
+    void write_back(Round& round);
+    void done(const OperationDone& event);
+    Request* owner(const Pending& pending) const;
+    void copied_to_host(Pending& pending, const OperationDone& event);
+    void image_saved(Request& request, bool succeeded);
+    void restored(Request& request, bool succeeded);
+
+    // storage.cpp: the third tier
+    void put(Round& round);
+    void look_up(Round& round);
+    void ask_storage(Round& round, Request& request);
+    void end_late_lookups();
+    void fetch(Request& request, const Pending& query, const OperationDone& event);
+    void fetched(Request* request, Pending& pending, const OperationDone& event);
+    void land_lookup(Request& request);
+    void add_keys(CacheOperation& operation, const std::vector<cache::BlockKey>& keys) const;
+    bool storage_is_busy() const { return storage_operations_ >= config_.storage_max_operations; }
+
+    // peers.cpp: prefill and decode apart
+    void hand_off(Round& round);
+    void handed_off(Request& request);
+    void schedule_remote(Round& round);
+    bool try_remote(Round& round, Request& request);
+    void remote_prefill_done(const RemotePrefillDone& event);
 
     // emit.cpp
     std::shared_ptr<const Plan> emit(Round&& round);
     void emit_row(Plan& plan, const PlannedRow& row, RowKind kind) const;
     void emit_deltas(Plan& plan, Request& request) const;
+    void record(const Round& round);
 
-    // report.cpp
-    std::string reason_of(const Request& request) const;
+    // report.cpp, explain.cpp
+    bool pinned_by_others(const Request& request) const;
     void check_request(const Request& request) const;
+    void check_books() const;
+    Explanation explain(const Request& request) const;
 
     static bool is_resident(fsm::StateId state) {
         return fsm::owns_bundle(state) && state != fsm::StateId::Finishing;
     }
 
     SchedulerConfig config_;
-    // Declared before the requests: the pool outlives every table.
+    std::int64_t pool_tokens_;
+    std::int64_t bound_;
+    // Declared before the requests and operations: the tiers outlive every table and pin.
     Capacity capacity_;
     std::unordered_map<std::int32_t, std::unique_ptr<Request>> requests_;  // looked up by handle, never walked
     Request* oldest_ = nullptr;  // the live, by age
@@ -149,12 +226,27 @@ private:
     std::int64_t resident_count_ = 0;
     std::set<Request*, LineOrder> waiting_;  // in state Submitted
     std::set<Request*, AgeOrder> refused_;   // of those, refused for capacity
-    std::int64_t retracted_waiting_ = 0;
+    std::set<Request*, LineOrder> to_look_up_;    // of those, not yet looked up in the storage
+    std::set<Request*, AgeOrder> prefetching_;    // in state Prefetching
+    std::set<Request*, RestoreOrder> retracted_;  // in state Retracted
+    std::int64_t retracted_waiting_ = 0;     // retracted ones that are not running again, image or not
     std::vector<Request*> broken_;
+    std::vector<PlanAbort> aborts_;          // found between rounds
     std::deque<Outstanding> outstanding_;
+    std::map<std::int64_t, Pending> pending_;
+    std::vector<CacheOperation> outbox_;     // operations found between rounds
+    std::deque<Publication> puts_;           // host blocks that the storage may not have
+    std::int32_t storage_operations_ = 0;
+    std::deque<Decision> decisions_;
+    bool prompts_turn_ = false;  // the budget cut a resident prompt in the last round
     std::int64_t round_ = 0;
+    std::int64_t now_ = 0;
     std::int64_t next_age_ = 0;
+    std::int64_t next_epoch_ = 0;
     std::int64_t last_forward_id_ = 0;
+    std::int64_t last_op_id_ = 0;
+    std::int64_t evictions_seen_ = 0;
+    std::vector<std::int64_t> no_promises_;  // zero for every group
     Counters counters_;
 };
 

@@ -10,6 +10,8 @@ namespace tokenspeed {
 template <typename EventType>
 void Scheduler::transition(Request& request, EventType event) {
     const fsm::StateId before = request.life.id();
+    // The order of re-admission reads what a transition changes, so the request leaves its lists first.
+    if (before == fsm::StateId::Retracted) retracted_.erase(&request);
     const fsm::StateId after = request.life.dispatch(std::move(event), request.handle);
     if (before == after) return;
     --counters_.states[fsm::index_of(before)];

@@ -1,26 +1,17 @@
-// Plays an engine against a scheduler: a device whose cache holds token ids, kept by the plans' deltas alone. The next
-// token is a hash of the whole sequence read back through the table, so a wrong, stale or too early reused block changes
-// tokens.
+// Plays an engine against a scheduler: plans are executed on a device of token ids (device.h), results and ended
+// operations are reported as they fall due, and every token is compared with what it must be.
 #pragma once
 
-#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "check.h"
+#include "device.h"
 #include "scheduler/scheduler.h"
 
 namespace engine {
-
-using namespace tokenspeed;
-
-inline std::int32_t next_token(const std::vector<std::int32_t>& sequence) {
-    std::uint64_t hash = 14695981039346656037u;
-    for (const std::int32_t token : sequence) hash = (hash ^ static_cast<std::uint64_t>(token)) * 1099511628211u;
-    return static_cast<std::int32_t>(hash % 1000);
-}
 
 inline std::vector<std::int32_t> prompt(int length, int salt = 0) {
     std::vector<std::int32_t> tokens;
@@ -32,11 +23,25 @@ struct ConfigOptions {
     int parents = 16, children = 1, granularity = 4, page = 4, seqs = 8, budget = 64, model_len = 200, overlap = 0;
     bool mixed = true, prefix_cache = true;
     int headroom = 4096, overtakes = 8;
+    int window = 0;      // tokens of a sliding-window group; 0: none
+    int checkpoint = 0;  // checkpoint granularity of a state group; 0: none
+    bool full = true;    // whether there is a full-history group
+    int window_children = 1, state_children = 1;
+    int host_parents = 0;
+    bool host_cache = true, storage = false;
+    int storage_timeout = 100;
+    fsm::Role role = fsm::Role::Fused;
 };
 
 inline SchedulerConfig config(const ConfigOptions& options = {}) {
-    return {.role = fsm::Role::Fused,
-            .groups = {{"full", kFullHistory, options.granularity, options.children}},
+    std::vector<CacheGroup> groups;
+    if (options.full) groups.push_back({"full", kFullHistory, options.granularity, options.children, 0, 0});
+    if (options.window > 0) {
+        groups.push_back({"window", kSlidingWindow, options.granularity, options.window_children, options.window, 0});
+    }
+    if (options.checkpoint > 0) groups.push_back({"state", kState, 0, options.state_children, 0, options.checkpoint});
+    return {.role = options.role,
+            .groups = std::move(groups),
             .num_parents = options.parents,
             .prefix_granularity = options.page,
             .max_num_seqs = options.seqs,
@@ -46,82 +51,18 @@ inline SchedulerConfig config(const ConfigOptions& options = {}) {
             .mixed_batches = options.mixed,
             .prefix_cache = options.prefix_cache,
             .headroom_tokens = options.headroom,
-            .max_overtakes = options.overtakes};
+            .max_overtakes = options.overtakes,
+            .host_parents = options.host_parents,
+            .host_cache = options.host_cache,
+            .storage = options.storage,
+            .storage_timeout_ticks = options.storage_timeout};
 }
-
-class Device {
-public:
-    explicit Device(const SchedulerConfig& config)
-        : granularity_(config.groups[0].block_granularity),
-          store_(static_cast<std::size_t>((config.num_parents + 1) * config.groups[0].children_per_parent *
-                                          granularity_),
-                 -1),
-          rows_(static_cast<std::size_t>(config.max_num_seqs) + 1) {}
-
-    ForwardResult execute(const Plan& plan) {
-        for (const std::int32_t index : plan.starts) row(plan.row[static_cast<std::size_t>(index)]) = Row{};
-        apply(plan.tables[0]);
-        ForwardResult result{plan.forward_id, {}, {}};
-        std::size_t at = 0;
-        for (std::size_t i = 0; i < plan.handle.size(); ++i) {
-            result.tokens.push_back(compute(plan, i, at));
-            at += static_cast<std::size_t>(plan.input_len[i]);
-        }
-        return result;
-    }
-
-private:
-    struct Row {
-        std::int32_t version = 0;
-        std::int32_t last = -1;
-        std::vector<std::int32_t> table;
-    };
-    Row& row(std::int32_t number) { return rows_[static_cast<std::size_t>(number)]; }
-    std::int32_t& slot(const Row& row, std::int32_t position) {
-        const std::int32_t block = row.table.at(static_cast<std::size_t>(position / granularity_));
-        CHECK(block > 0);
-        return store_.at(static_cast<std::size_t>(block * granularity_ + position % granularity_));
-    }
-
-    void apply(const BlockTableDelta& delta) {
-        auto ids = delta.ids.begin();
-        for (std::size_t i = 0; i < delta.row.size(); ++i) {
-            Row& own = row(delta.row[i]);
-            CHECK_EQ(own.version, delta.version_from[i]);
-            CHECK_EQ(delta.version_to[i], delta.version_from[i] + 1);
-            CHECK(delta.first_slot[i] <= static_cast<std::int32_t>(own.table.size()));
-            own.version = delta.version_to[i];
-            own.table.resize(static_cast<std::size_t>(delta.first_slot[i]));
-            own.table.insert(own.table.end(), ids, ids + delta.count[i]);
-            ids += delta.count[i];
-        }
-        CHECK(ids == delta.ids.end());
-    }
-
-    std::int32_t compute(const Plan& plan, std::size_t i, std::size_t at) {
-        Row& own = row(plan.row[i]);
-        const std::int32_t end = plan.prefix_len[i] + plan.input_len[i];
-        for (std::int32_t position = plan.prefix_len[i]; position < end; ++position) {
-            const std::int32_t token = plan.input_ids.at(at++);
-            slot(own, position) = token < 0 ? own.last : token;
-        }
-        if (plan.samples[i] == 0) return -1;
-        std::vector<std::int32_t> sequence;
-        for (std::int32_t position = 0; position < end; ++position) sequence.push_back(slot(own, position));
-        own.last = next_token(sequence);
-        return own.last;
-    }
-
-    std::int32_t granularity_;
-    std::vector<std::int32_t> store_;
-    std::vector<Row> rows_;
-};
 
 // Scheduler and device together. Requests end by length; what they produced is kept and compared.
 class Engine {
 public:
-    explicit Engine(const ConfigOptions& options)
-        : config_(config(options)), scheduler(config_), device_(config_), overlap_(options.overlap) {}
+    explicit Engine(const ConfigOptions& options, std::shared_ptr<Storage> storage = std::make_shared<Storage>())
+        : config_(config(options)), scheduler(config_), device(config_, std::move(storage)), overlap_(options.overlap) {}
 
     void submit(int handle, std::vector<std::int32_t> tokens, SubmitOptions options) {
         scheduler.submit(handle, tokens, options);
@@ -136,7 +77,7 @@ public:
             aborts.push_back(abort);
             live.erase(abort.handle);
         }
-        if (plan->num_rows() > 0) results_.push_back({plan, device_.execute(*plan)});
+        if (plan->num_rows() > 0 || !plan->operations.empty()) results_.push_back({plan, device.execute(*plan)});
         const std::size_t keep = plan->num_rows() > 0 ? static_cast<std::size_t>(overlap_) : 0;
         while (results_.size() > keep) land();
         return plan;
@@ -158,13 +99,16 @@ public:
             const bool nothing_out = results_.empty();
             const auto plan = round();
             // With nothing out and a live request, a round does something.
-            CHECK(plan->num_rows() > 0 || !nothing_out || !plan->aborts.empty());
+            CHECK(plan->num_rows() > 0 || !plan->operations.empty() || !nothing_out || !plan->aborts.empty() ||
+                  !scheduler.has_work());
         }
     }
 
     void check_pool_whole() const {
         const Snapshot snapshot = scheduler.snapshot();
-        CHECK_EQ(snapshot.groups[0].held, 0);
+        for (const GroupCounts& group : snapshot.groups) CHECK_EQ(group.held, 0);
+        for (const GroupCounts& group : snapshot.host) CHECK_EQ(group.held, 0);
+        if (snapshot.groups.size() > 1) return;
         CHECK_EQ(snapshot.groups[0].free + snapshot.groups[0].cached, snapshot.groups[0].total);
     }
 
@@ -180,6 +124,7 @@ public:
         }
         check::fail(__FILE__, __LINE__, "no such request");
     }
+    bool results_out() const { return !results_.empty(); }
 
     struct Live {
         std::vector<std::int32_t> prompt;
@@ -192,40 +137,42 @@ private:
 
 public:
     Scheduler scheduler;
+    Device device;
     std::map<int, Live> live;
     std::map<int, std::vector<std::int32_t>> outputs;  // of those that ended by length
     std::vector<PlanAbort> aborts;
 
 private:
-    struct Pending {
+    struct Executed {
         std::shared_ptr<const Plan> plan;
-        ForwardResult result;
+        std::vector<Event> events;
     };
 
     void land() {
-        Pending landed = std::move(results_.front());
+        Executed landed = std::move(results_.front());
         results_.pop_front();
-        std::vector<Event> events{landed.result};
-        for (std::size_t i = 0; i < landed.plan->handle.size(); ++i) {
+        const auto* result = landed.events.empty() ? nullptr : std::get_if<ForwardResult>(&landed.events.back());
+        std::vector<Event> ends;
+        for (std::size_t i = 0; result != nullptr && i < landed.plan->handle.size(); ++i) {
             const auto found = live.find(landed.plan->handle[i]);
-            if (found == live.end() || landed.result.tokens[i] < 0) continue;
+            if (found == live.end() || result->tokens[i] < 0) continue;
             Live& request = found->second;
             std::vector<std::int32_t> sequence = request.prompt;
             sequence.insert(sequence.end(), request.output.begin(), request.output.end());
-            CHECK_EQ(landed.result.tokens[i], next_token(sequence));
-            request.output.push_back(landed.result.tokens[i]);
+            CHECK_EQ(result->tokens[i], next_token(sequence, config_));
+            request.output.push_back(result->tokens[i]);
             if (static_cast<int>(request.output.size()) < request.limit) continue;
-            events.push_back(Finish{found->first});
+            ends.push_back(Finish{found->first});
             outputs[found->first] = request.output;
             live.erase(found);
         }
-        scheduler.advance(events);
+        landed.events.insert(landed.events.end(), ends.begin(), ends.end());
+        scheduler.advance(landed.events);
         scheduler.check_invariants();
     }
 
-    Device device_;
     int overlap_;
-    std::deque<Pending> results_;
+    std::deque<Executed> results_;
 };
 
 }  // namespace engine

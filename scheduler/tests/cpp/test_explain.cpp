@@ -1,0 +1,106 @@
+// Why is it not running? The answer has a code, its figures, and the knob; rounds leave records.
+#include "check.h"
+#include "engine.h"
+
+using namespace tokenspeed;
+using engine::Engine;
+using engine::prompt;
+
+namespace {
+
+bool says(const Explanation& explanation, const std::string& part) {
+    return explanation.text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST(it_says_that_there_is_no_row) {
+    Engine plane({.seqs = 1});
+    plane.submit(1, prompt(4, 1), {.max_new_tokens = 9});
+    plane.submit(2, prompt(4, 2), {.max_new_tokens = 9});
+    plane.round();
+    CHECK_EQ(plane.scheduler.explain(1).code, "running");
+    CHECK_EQ(plane.scheduler.explain(2).code, "no_row");
+    CHECK(says(plane.scheduler.explain(2), "all 1 are taken (max_num_seqs)"));
+}
+
+TEST(it_says_which_group_is_short_and_by_how_much) {
+    Engine plane({.parents = 20, .seqs = 4, .window = 8});
+    plane.submit(1, prompt(30, 1), {.max_new_tokens = 20});
+    plane.submit(2, prompt(30, 2), {.max_new_tokens = 20});
+    plane.round();
+    plane.round();
+    const Explanation why = plane.scheduler.explain(2);
+    CHECK_EQ(why.code, "capacity");
+    CHECK_EQ(why.group_id, "full");
+    CHECK(why.short_by > 0);
+    CHECK(says(why, "short by " + std::to_string(why.short_by) + " block"));
+    CHECK(says(why, "of group full"));
+}
+
+TEST(it_says_who_holds_or_seals_the_line) {
+    Engine plane({.parents = 30, .seqs = 6, .budget = 8});
+    plane.submit(1, prompt(30, 1), {.max_new_tokens = 3});
+    plane.submit(2, prompt(4, 2), {.max_new_tokens = 3});
+    plane.round();
+    CHECK_EQ(plane.scheduler.explain(2).code, "line_held");
+    CHECK_EQ(plane.scheduler.explain(2).other, 1);
+
+    Engine sealed({.parents = 12, .seqs = 6, .overtakes = 0});
+    sealed.submit(1, prompt(20, 1), {.max_new_tokens = 20});
+    sealed.round();
+    sealed.submit(2, prompt(40, 2), {.max_new_tokens = 2});
+    sealed.round();
+    sealed.submit(3, prompt(2, 3), {.max_new_tokens = 2, .priority = 1});
+    sealed.round();
+    CHECK_EQ(sealed.scheduler.explain(3).other, 2);
+    CHECK(says(sealed.scheduler.explain(3), "(max_overtakes)"));
+}
+
+TEST(it_says_for_whom_a_request_gave_way) {
+    Engine plane({.parents = 14, .seqs = 6, .overlap = 1, .host_parents = 60});
+    for (int handle = 1; handle <= 6; ++handle) {
+        plane.submit(handle, prompt(9, handle), {.max_new_tokens = 24, .declared = false});
+    }
+    bool retracted = false, armed = false;
+    while (plane.scheduler.has_work()) {
+        plane.round();
+        for (const RequestRow& row : plane.scheduler.requests(10)) {
+            const Explanation why = plane.scheduler.explain(row.handle);
+            CHECK_EQ(why.text, row.reason);
+            if (why.code == "armed") armed = armed || (why.other > 0 && why.other != row.handle);
+            if (why.code == "retracted") retracted = retracted || (why.other > 0 && why.other != row.handle);
+        }
+    }
+    CHECK(retracted);
+    CHECK(armed);
+    CHECK_EQ(plane.scheduler.explain(1).code, "ended");
+}
+
+TEST(rounds_leave_records_in_a_ring) {
+    Engine plane({.parents = 14, .seqs = 6, .host_parents = 60});
+    for (int handle = 1; handle <= 6; ++handle) {
+        plane.submit(handle, prompt(9, handle), {.max_new_tokens = 24, .declared = false});
+    }
+    plane.run();
+    const std::vector<Decision> all = plane.scheduler.decisions(5000);
+    std::int64_t decodes = 0, retracted = 0, restored = 0, blocked = 0;
+    for (const Decision& decision : all) {
+        decodes += decision.decode_rows;
+        retracted += static_cast<std::int64_t>(decision.retracted.size());
+        restored += static_cast<std::int64_t>(decision.restored.size());
+        blocked += static_cast<std::int64_t>(decision.blocked.size());
+        CHECK_EQ(decision.free_blocks.size(), 1u);
+    }
+    const Snapshot snapshot = plane.scheduler.snapshot();
+    CHECK_EQ(decodes, snapshot.decode_tokens);
+    CHECK_EQ(retracted, snapshot.retractions);
+    CHECK_EQ(restored, snapshot.restores);
+    CHECK(blocked > 0);
+    CHECK_EQ(plane.scheduler.decisions(3).size(), 3u);
+    for (int round = 0; round < 2000; ++round) {
+        if (plane.live.empty()) plane.submit(100 + round, prompt(4, round), {.max_new_tokens = 5});
+        plane.round();
+    }
+    CHECK_EQ(plane.scheduler.decisions(5000).size(), 1024u);
+}
