@@ -26,7 +26,7 @@ def test_list_shows_every_operation_and_where_each_kernel_came_from(capsys):
 def test_info_shows_call_needs_traits_and_formats(capsys):
     status, out, _ = run(capsys, "info", "reference_attention_decode")
     assert status == 0
-    assert "call       fn(q, k_cache, v_cache, page_table, seq_lens, scale, out)" in out
+    assert "call       fn(q, k_cache, v_cache, page_table, seq_lens, scale, window, out)" in out
     assert "trait      kernel_page_size: a multiple of 1" in out
     assert "formats    input=float32, kv=bfloat16" in out
 
@@ -45,7 +45,7 @@ def test_explain_takes_formats_traits_and_an_override(capsys):
     )
     assert status == 0
     assert out.count("attention.decode\n") == 1
-    assert "traits     causal=True, head_dim=80, kernel_page_size=64, q_per_kv=3" in out
+    assert "traits     causal=True, head_dim=80, kernel_page_size=64, q_per_kv=3, windowed=False" in out
     assert "-> 1. reference_attention_decode" in out
 
 

@@ -61,11 +61,12 @@ def _compare_decode_with_extend(decode, extend, dtype):
     q = torch.randn(chunk, heads * per_kv, width, generator=generator)
     together, alone = torch.empty(2, chunk, heads * per_kv, width)
     starts, lengths = torch.tensor([0, chunk], dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
-    extend(q, k_cache, v_cache, table, starts, lengths, 0.125, together)
-    for index in range(chunk):
-        at = torch.tensor([length - chunk + index + 1], dtype=torch.int32)
-        decode(q[index : index + 1], k_cache, v_cache, table, at, 0.125, alone[index : index + 1])
-    assert torch.equal(together, alone)
+    for window in (0, 20, 130):
+        extend(q, k_cache, v_cache, table, starts, lengths, 0.125, window, together)
+        for index in range(chunk):
+            at = torch.tensor([length - chunk + index + 1], dtype=torch.int32)
+            decode(q[index : index + 1], k_cache, v_cache, table, at, 0.125, window, alone[index : index + 1])
+        assert torch.equal(together, alone), window
 
 
 # ---------------------------------------------------------------- kernels that are wrong
@@ -117,27 +118,44 @@ def make_linear_that_drops_the_bias(weight, bias):
     return make_reference_linear(weight, None)
 
 
-def decode_that_reads_a_key_too_many(q, k_cache, v_cache, page_table, seq_lens, scale, out):
-    reference_decode(q, k_cache, v_cache, page_table, (seq_lens + 1) * (seq_lens > 0), scale, out)
+def decode_that_reads_a_key_too_many(q, k_cache, v_cache, page_table, seq_lens, scale, window, out):
+    reference_decode(q, k_cache, v_cache, page_table, (seq_lens + 1) * (seq_lens > 0), scale, window, out)
 
 
-def decode_that_leaves_empty_rows(q, k_cache, v_cache, page_table, seq_lens, scale, out):
+def decode_that_leaves_empty_rows(q, k_cache, v_cache, page_table, seq_lens, scale, window, out):
     if bool((seq_lens > 0).all()):
-        reference_decode(q, k_cache, v_cache, page_table, seq_lens, scale, out)
+        reference_decode(q, k_cache, v_cache, page_table, seq_lens, scale, window, out)
 
 
-def extend_that_sees_the_future(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out):
+def extend_that_sees_the_future(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out):
     for row in range(seq_lens.shape[0]):
         for index in range(int(query_start[row]), int(query_start[row + 1])):
             one = torch.tensor([0, 1], dtype=torch.int32)
             where = slice(row, row + 1)
             part = slice(index, index + 1)
-            reference_extend(q[part], k_cache, v_cache, page_table[where], one, seq_lens[where], scale, out[part])
+            reference_extend(
+                q[part], k_cache, v_cache, page_table[where], one, seq_lens[where], scale, window, out[part]
+            )
 
 
-def extend_that_fills_foreign_rows(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out):
+def extend_that_fills_foreign_rows(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out):
     out.zero_()
-    reference_extend(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out)
+    reference_extend(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out)
+
+
+def decode_with_a_window_one_short(q, k_cache, v_cache, page_table, seq_lens, scale, window, out):
+    reference_decode(q, k_cache, v_cache, page_table, seq_lens, scale, window - (window > 1), out)
+
+
+def decode_that_forgets_the_window(q, k_cache, v_cache, page_table, seq_lens, scale, window, out):
+    reference_decode(q, k_cache, v_cache, page_table, seq_lens, scale, 0, out)
+
+
+def extend_that_masks_what_lies_before_the_window(
+    q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out
+):
+    table = page_table.where(page_table >= 0, 0)
+    reference_extend(q, k_cache, v_cache, table, query_start, seq_lens, scale, 0, out)
 
 
 def prologue_that_pairs_neighbours(q, k, v, positions, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, slots):
@@ -185,6 +203,9 @@ def logprobs_with_ties_to_the_higher_id(logits, ids, k, out_logprob, top_ids, to
         ("gemm.linear", make_linear_that_drops_the_bias, "elements wrong"),
         ("attention.decode", decode_that_reads_a_key_too_many, "elements wrong"),
         ("attention.decode", decode_that_leaves_empty_rows, "got nan, expected 0.0"),
+        ("attention.decode", decode_with_a_window_one_short, "elements wrong"),
+        ("attention.decode", decode_that_forgets_the_window, "raised IndexError"),
+        ("attention.extend", extend_that_masks_what_lies_before_the_window, "got nan, expected"),
         ("attention.extend", extend_that_sees_the_future, "elements wrong"),
         ("attention.extend", extend_that_fills_foreign_rows, "got 0.0, expected nan"),
         ("attention.gqa_prologue", prologue_that_pairs_neighbours, "q: "),

@@ -179,11 +179,41 @@ def test_paged_attention_equals_torch_attention_on_contiguous_keys():
     seq_lens = torch.tensor([length], dtype=torch.int32)
     out = torch.full_like(q, torch.nan)
     starts = torch.tensor([0, chunk], dtype=torch.int32)
-    reference_extend(q, k_cache, v_cache, table, starts, seq_lens, 0.3, out)
+    reference_extend(q, k_cache, v_cache, table, starts, seq_lens, 0.3, 0, out)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
     again = torch.full_like(q, torch.nan)
-    reference_decode(q, k_cache, v_cache, table, seq_lens, 0.3, again)
+    reference_decode(q, k_cache, v_cache, table, seq_lens, 0.3, 0, again)
     assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize("window", [1, 4, 6, 8, 11, 29, 100])
+def test_a_window_is_a_band_under_the_diagonal(window):
+    """A token sees itself and the window - 1 before it; pages that no query sees may be anything."""
+    granularity, length, chunk = 4, 29, 6
+    generator = torch.Generator().manual_seed(4)
+    keys, values = torch.randn(2, 1, length, 8, generator=generator)
+    position, key = torch.arange(length - chunk, length).unsqueeze(1), torch.arange(length)
+    q = torch.randn(chunk, 2, 8, generator=generator)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1),
+        keys,
+        values,
+        attn_mask=(key <= position) & (key > position - window),
+        scale=0.3,
+        enable_gqa=True,
+    ).transpose(0, 1)
+    first_page = max(0, length - chunk + 1 - window) // granularity
+    table = torch.arange(1, 9, dtype=torch.int32)[None].clone()
+    table[0, :first_page] = 0
+    k_cache, v_cache = torch.full((2, 9, 1, granularity, 8), torch.nan)
+    for p in range(first_page * granularity, length):
+        k_cache[1 + p // granularity, :, p % granularity] = keys[:, p]
+        v_cache[1 + p // granularity, :, p % granularity] = values[:, p]
+    out, seq_lens = torch.full_like(q, torch.nan), torch.tensor([length], dtype=torch.int32)
+    reference_extend(
+        q, k_cache, v_cache, table, torch.tensor([0, chunk], dtype=torch.int32), seq_lens, 0.3, window, out
+    )
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_bindings_refuse_what_does_not_fit():

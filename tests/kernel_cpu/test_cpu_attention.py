@@ -41,34 +41,55 @@ def _paged(lengths: list[int], heads: int, page_size: int, head_dim: int, dtype:
     return Paged(arena[:, 0], arena[:, 1], table)
 
 
+def _drop_before_windows(paged: Paged, lengths: list[int], queries: list[int], window: int) -> Paged:
+    """The cache without what no query sees: table entries lead outside the memory, keys and values are NaN."""
+    table, keys, values = paged.table.clone(), paged.keys.clone(), paged.values.clone()
+    for row, (length, count) in enumerate(zip(lengths, queries, strict=True)):
+        first_page, offset = divmod(max(0, length - count + 1 - window), paged.page_size)
+        table[row, :first_page] = -0x70000000
+        for plane in (keys, values):
+            plane[paged.table[row, :first_page].long()] = torch.nan
+            if length > 0:
+                plane[int(paged.table[row, first_page]), :, :offset] = torch.nan
+    return Paged(keys, values, table)
+
+
 def _bind(name: str, paged: Paged, q_per_kv: int, override: str | None = None):  # type: ignore[no-untyped-def]
     make = {"decode": bind_attention_decode, "extend": bind_attention_extend}[name]
     return make(
         head_dim=paged.keys.shape[3],
         q_per_kv=q_per_kv,
         kernel_page_size=paged.page_size,
+        windowed=True,
         kv_dtype=paged.keys.dtype,
         override=override,
     )
 
 
 def _extend(
-    paged: Paged, q: torch.Tensor, starts: list[int], lengths: list[int], override: str | None = None
+    paged: Paged,
+    q: torch.Tensor,
+    starts: list[int],
+    lengths: list[int],
+    override: str | None = None,
+    window: int = 0,
 ) -> torch.Tensor:
     bound = _bind("extend", paged, q.shape[1] // paged.keys.shape[1], override)
     assert override or bound.spec.name == "cpu_attention_extend"
     out = torch.full(q.shape, torch.nan)
     starts_tensor, lengths_tensor = (torch.tensor(values, dtype=torch.int32) for values in (starts, lengths))
-    bound.fn(q, paged.keys, paged.values, paged.table, starts_tensor, lengths_tensor, q.shape[2] ** -0.5, out)
+    bound.fn(q, paged.keys, paged.values, paged.table, starts_tensor, lengths_tensor, q.shape[2] ** -0.5, window, out)
     return out
 
 
-def _decode(paged: Paged, q: torch.Tensor, lengths: list[int], override: str | None = None) -> torch.Tensor:
+def _decode(
+    paged: Paged, q: torch.Tensor, lengths: list[int], override: str | None = None, window: int = 0
+) -> torch.Tensor:
     bound = _bind("decode", paged, q.shape[1] // paged.keys.shape[1], override)
     assert override or bound.spec.name == "cpu_attention_decode"
     out = torch.full(q.shape, torch.nan)
     lengths_tensor = torch.tensor(lengths, dtype=torch.int32)
-    bound.fn(q, paged.keys, paged.values, paged.table, lengths_tensor, q.shape[2] ** -0.5, out)
+    bound.fn(q, paged.keys, paged.values, paged.table, lengths_tensor, q.shape[2] ** -0.5, window, out)
     return out
 
 
@@ -124,6 +145,52 @@ def test_bits_depend_on_the_position_only(instruction_set: str, dtype: torch.dty
         beside = _decode(paged, torch.cat([q[position : position + 1], q[:1]]), [position + 1, 40])
         assert torch.equal(beside[0], whole[position])
     assert torch.equal(_decode(paged, q[1000:1004], [1004]), whole[1000:1004])
+
+
+@pytest.mark.parametrize("dtype", KV_DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "group", "head_dim", "page_size", "window"),
+    [(3, 3, 64, 64, 20), (1, 1, 16, 16, 1), (2, 8, 128, 32, 64), (1, 40, 10, 7, 33), (2, 2, 72, 1, 600)],
+)
+def test_windows_agree_with_the_reference(
+    instruction_set: str, dtype: torch.dtype, heads: int, group: int, head_dim: int, page_size: int, window: int
+) -> None:
+    lengths, queries = [1, 65, 0, 130, 17, 720], [1, 65, 0, 3, 0, 90]
+    starts = torch.tensor([0, *queries]).cumsum(0).tolist()
+    whole = _paged(lengths, heads, page_size, head_dim, dtype)
+    q = torch.randn(starts[-1], heads * group, head_dim)
+    paged = _drop_before_windows(whole, lengths, queries, window)
+    out = _extend(paged, q, starts, lengths, window=window)
+    expected = _extend(paged, q, starts, lengths, "reference", window)
+    torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-6)
+    paged = _drop_before_windows(whole, lengths, [3] * 6, window)
+    out = _decode(paged, q[:18], lengths, window=window)
+    torch.testing.assert_close(out, _decode(paged, q[:18], lengths, "reference", window), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [7, 64, 500, 513, 2000])
+def test_bits_under_a_window_depend_on_the_position_only(instruction_set: str, window: int) -> None:
+    """Whole, in chunks whose pages before the window are gone, token by token, and on several threads."""
+    length = 1700
+    paged = _paged([length], 1, 32, 48, torch.float32)
+    q = torch.randn(length, 3, 48)
+    whole = _extend(paged, q, [0, length], [length], window=window)
+    if window >= length:
+        assert torch.equal(whole, _extend(paged, q, [0, length], [length]))
+    for begin, end in pairwise([0, 1, 64, 65, 300, 511, 513, 1023, 1111, 1700]):
+        left = _drop_before_windows(paged, [end], [end - begin], window)
+        chunk = _extend(left, q[begin:end], [0, end - begin], [end], window=window)
+        assert torch.equal(chunk, whole[begin:end]), f"chunk {begin} to {end}"
+    before = tokenspeed_kernel_cpu.num_threads()
+    try:
+        for position in (0, 6, 63, 64, 499, 512, 513, 1024, 1087, 1699):
+            left = _drop_before_windows(paged, [position + 1], [1], window)
+            for threads in (1, 2):
+                tokenspeed_kernel_cpu.set_num_threads(threads)
+                alone = _decode(left, q[position : position + 1], [position + 1], window=window)
+                assert torch.equal(alone[0], whole[position]), f"position {position}, {threads} threads"
+    finally:
+        tokenspeed_kernel_cpu.set_num_threads(before)
 
 
 def test_neither_pages_nor_threads_change_a_bit(instruction_set: str) -> None:

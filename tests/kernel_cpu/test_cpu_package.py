@@ -146,6 +146,7 @@ decode = bind_attention_decode(**heads, kernel_page_size=4).fn
 prologue = bind_gqa_prologue(**heads, qk_norm=False).fn
 cache = f(3, 1, 4, 8)
 lengths, table = torch.tensor([5], dtype=torch.int32), torch.tensor([[1, 2]], dtype=torch.int32)
+beyond = torch.tensor([[99, 0]], dtype=torch.int32)
 wrong = [
     (linear, (f(2, 9), f(2, 4))),
     (linear, (f(8, 2).T, f(2, 4))),
@@ -154,8 +155,11 @@ wrong = [
     (bind_rms_norm().fn, (f(2, 8), f(7), 1e-5, f(2, 8))),
     (bind_fused_add_rms_norm().fn, (f(2, 8), f(3, 8), f(8), 1e-5, f(2, 8))),
     (bind_silu_and_mul().fn, (f(2, 8), f(8, 2).T, f(2, 8))),
-    (decode, (f(1, 2, 8), cache, cache, table + 1, lengths, 1.0, f(1, 2, 8))),
-    (decode, (f(1, 2, 8), cache, cache, table, lengths + 4, 1.0, f(1, 2, 8))),
+    (decode, (f(1, 2, 8), cache, cache, table + 1, lengths, 1.0, 0, f(1, 2, 8))),
+    (decode, (f(1, 2, 8), cache, cache, table - table, lengths - 9, 1.0, 3, f(1, 2, 8))),
+    (decode, (f(1, 2, 8), cache, cache, table + beyond, lengths, 1.0, 2, f(1, 2, 8))),
+    (decode, (f(1, 2, 8), cache, cache, table, lengths, 1.0, -1, f(1, 2, 8))),
+    (decode, (f(1, 2, 8), cache, cache, table, lengths + 4, 1.0, 0, f(1, 2, 8))),
     (prologue, (f(1, 2, 8), f(1, 1, 8), f(1, 1, 8), i(1) + 6, f(6, 8), None, None, 1e-5, cache, cache, i(1).long())),
     (prologue, (f(1, 2, 8), f(1, 1, 8), f(1, 1, 8), i(1), f(6, 8), None, None, 1e-5, cache, cache, i(1).long() + 12)),
     (bind_logprobs().fn, (f(2, 5), i(2) + 5, 0, f(2), i(2, 0), f(2, 0))),
@@ -168,7 +172,8 @@ for fn, arguments in wrong:
         print(error)
     else:
         raise SystemExit(f"let pass: {fn} {arguments}")
-decode(f(1, 2, 8), cache, cache, table, lengths, 1.0, f(1, 2, 8))
+decode(f(1, 2, 8), cache, cache, table, lengths, 1.0, 0, f(1, 2, 8))
+decode(f(1, 2, 8), cache, cache, table + beyond, lengths, 1.0, 1, f(1, 2, 8))
 linear(f(2, 8), f(2, 4))
 """
 
@@ -177,9 +182,11 @@ def test_debug_mode_checks_arguments() -> None:
     result = _run(DEBUG_CALLS, TOKENSPEED_KERNEL_DEBUG="1")
     assert result.returncode == 0, result.stdout + result.stderr
     messages = result.stdout.splitlines()
-    assert len(messages) == 13
+    assert len(messages) == 16
     assert messages[0] == "x has shape [2, 9]; it must be [2, 8]"
     assert "page_table holds values from 2 to 3; they must lie in [0, 3)" in messages
+    assert "page_table holds values from 2 to 100; they must lie in [0, 3)" in messages
+    assert "window is -1; it must be an int, 0 for none or the positions a query sees" in messages
 
 
 @pytest.mark.parametrize("instruction_set", ["scalar", "avx2", "avx512", "avx512_bf16"])

@@ -4,9 +4,10 @@ import ast
 from pathlib import Path
 
 import pytest
-from tiny_models import transformers_model
+from tiny_models import random_config, transformers_model
 
 import tokenspeed.models
+from tokenspeed.layers.cache_spec import CacheFieldSpec, CacheGroupSpec, group_of_layers
 from tokenspeed.models import MODELS, architecture
 from tokenspeed.recipes.model_config import ARCHITECTURES, CheckpointError, read_model_config
 from tokenspeed.recipes.resolved import ModelSource
@@ -56,6 +57,46 @@ def test_cache_group(family: str, tmp_path: Path) -> None:
     (group,) = architecture(family).cache_groups(config, granularity=32)
     assert (group.kind, group.block_granularity, group.layers) == ("full_history", 32, (0, 1))
     assert [(field.name, field.heads, field.dim) for field in group.fields] == [("k", 2, 16), ("v", 2, 16)]
+
+
+@pytest.mark.parametrize(
+    ("sliding", "groups"),
+    [
+        ((), [("attention", (0, 1, 2), None)]),
+        ((1,), [("attention", (0, 2), None), ("sliding_attention", (1,), 20)]),
+        ((0, 1, 2), [("sliding_attention", (0, 1, 2), 20)]),
+    ],
+)
+def test_layers_with_a_window_have_a_group_of_their_own(
+    sliding: tuple[int, ...], groups: list[tuple[str, tuple[int, ...], int | None]]
+) -> None:
+    kinds = ["sliding_attention" if layer in sliding else "full_attention" for layer in range(3)]
+    text = random_config(
+        architectures=["Qwen3ForCausalLM"],
+        num_hidden_layers=3,
+        use_sliding_window=True,
+        sliding_window=20,
+        layer_types=kinds,
+    )
+    config = read_model_config(ModelSource(kind="random", random_config=text))
+    specs = architecture("qwen3").cache_groups(config, granularity=16)
+    assert [(spec.group_id, spec.layers, spec.sliding_window_tokens) for spec in specs] == groups
+    owners = group_of_layers(specs)
+    assert [specs[owner].group_id for owner in owners] == [
+        "sliding_attention" if layer in sliding else "attention" for layer in range(3)
+    ]
+
+
+def test_a_layer_in_no_group_or_in_two_is_refused() -> None:
+    def spec(name: str, *layers: int) -> CacheGroupSpec:
+        fields = (CacheFieldSpec(name="k", heads=1, dim=2),)
+        return CacheGroupSpec(
+            group_id=name, kind="full_history", layers=layers, fields=fields, rows_per_page=4, entry_stride_tokens=1
+        )
+
+    for groups in ([spec("a", 0, 1), spec("b", 1, 2)], [spec("a", 0), spec("b", 2)]):
+        with pytest.raises(ValueError, match=r"each layer from 0 on once; they hold 'a': \[0.*'b': "):
+            group_of_layers(groups)
 
 
 def test_an_unknown_architecture_is_refused_by_name() -> None:

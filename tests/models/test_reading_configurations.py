@@ -9,6 +9,8 @@ from tiny_models import random_config
 from tokenspeed.recipes.model_config import CheckpointError, ModelConfig, RopeConfig, read_model_config
 from tokenspeed.recipes.resolved import ModelSource
 
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+
 
 def read(**changes: object) -> ModelConfig:
     return read_model_config(ModelSource(kind="random", random_config=random_config(**changes)))
@@ -53,6 +55,40 @@ def test_rotary_dialects(changes: dict[str, object], rope: RopeConfig) -> None:
     assert read(**changes).rope == rope
 
 
+@pytest.mark.parametrize(
+    ("changes", "window", "layers"),
+    [
+        ({}, 0, ()),
+        ({"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 1}, 0, ()),
+        ({"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, 0, ()),
+        ({"use_sliding_window": True, "sliding_window": 8}, 0, ()),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, 8, (1, 2)),
+        ({"use_sliding_window": True, "max_window_layers": 0}, 4096, (0, 1, 2)),
+        (
+            {
+                "use_sliding_window": True,
+                "sliding_window": 8,
+                "max_window_layers": 1,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            8,
+            (0, 2),
+        ),
+        ({"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention"] * 3}, 0, ()),
+    ],
+)
+def test_windows_are_read_as_transformers_reads_them(
+    changes: dict[str, object], window: int, layers: tuple[int, ...]
+) -> None:
+    from transformers import Qwen3Config
+
+    config = read(**QWEN3, num_hidden_layers=3, **changes)
+    assert (config.sliding_window, config.sliding_layers) == (window, layers)
+    theirs = Qwen3Config(num_hidden_layers=3, **changes)
+    assert tuple(i for i, kind in enumerate(theirs.layer_types) if kind == "sliding_attention") == layers
+    assert not layers or theirs.sliding_window == window
+
+
 def test_end_of_sequence_ids_of_both_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(random_config(eos_token_id=2))
     assert read_folder(tmp_path).eos_token_ids == (2,)
@@ -75,7 +111,11 @@ def test_end_of_sequence_ids_of_both_files(tmp_path: Path) -> None:
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', supported is 'silu'"),
         ({"use_sliding_window": True}, "use_sliding_window is True"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types holds"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "has sliding_attention, but no window is in force"),
+        ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "but no window is in force; set use_"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, r"holds 2 entries with \['linear_attention'\]"),
+        ({"layer_types": ["full_attention"]}, "layer_types holds 1 entries; supported are .* each of the 2 layers"),
+        ({**QWEN3, "use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0, it should be at least 1"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is set"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rotary scaling 'yarn' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor should be a number, it is None"),

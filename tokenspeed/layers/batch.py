@@ -16,6 +16,20 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's part of the cache.
+
+    Attributes:
+        group: index of the layer's cache group: of its slots in ``ForwardBatch.slots``.
+        k, v: strided views [blocks, kv heads, granularity, head_dim] of the arena.
+    """
+
+    group: int
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """The T tokens of one step: those of prefilling rows first, row by row, then one for each decoding row.
 

@@ -1,5 +1,6 @@
 """How a model declares what it caches. tokenspeed/device/cache_arena.py folds it into what the scheduler takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,3 +101,16 @@ class CacheGroupSpec:
         """Elements of one block over all layers and fields."""
         per_row = sum(cache_field.heads * cache_field.dim for cache_field in self.fields)
         return len(self.layers) * per_row * self.rows_per_block
+
+
+def group_of_layers(groups: Sequence[CacheGroupSpec]) -> tuple[int, ...]:
+    """For each layer of the model, the index of the group that caches it.
+
+    Raises ValueError unless every layer, from 0 on, is in exactly one group.
+    """
+    owners = {layer: index for index, group in enumerate(groups) for layer in group.layers}
+    count = sum(len(group.layers) for group in groups)
+    if len(owners) != count or sorted(owners) != list(range(count)):
+        declared = ", ".join(f"{group.group_id!r}: {list(group.layers)}" for group in groups)
+        raise ValueError(f"cache groups must hold each layer from 0 on once; they hold {declared}")
+    return tuple(owners[layer] for layer in range(count))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.linear import Linear, StackedLinear, StackedOutputs
 from tokenspeed.layers.shard import Shard
@@ -83,10 +83,11 @@ class DecoderLayer:
             kv_dtype=kv_dtype,
         )
 
-    def bind_cache(self, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        """Gives the layer its part of the arena: strided views [blocks, kv heads, granularity, D]."""
-        self._k_cache = k_cache
-        self._v_cache = v_cache
+    def bind_cache(self, cache: LayerCache) -> None:
+        """Gives the layer its part of the arena."""
+        self._k_cache = cache.k
+        self._v_cache = cache.v
+        self._group = cache.group
 
     def forward(self, batch: ForwardBatch, work: LayerBuffers) -> None:
         """Adds ``hidden`` of the block before to the residual (nothing before the first layer) and leaves its own."""
@@ -98,7 +99,7 @@ class DecoderLayer:
         q, k, v = self._qkv(normed, work.qkv)
         self._prologue(
             q, k, v, batch.positions, self._cos_sin, self._q_norm, self._k_norm, eps,
-            self._k_cache, self._v_cache, batch.slots[0],
+            self._k_cache, self._v_cache, batch.slots[self._group],
         )  # fmt: skip
         batch.attention.attend(self._index, q, work.heads)
         self._o(work.heads_flat, hidden)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.decoder_layer import DecoderLayer, LayerBuffers
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.linear import Linear, StackedOutputs
@@ -66,10 +66,10 @@ class DenseDecoder:
             )
         )  # fmt: skip
 
-    def bind_cache(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Gives each layer its key and value cache, strided views [blocks, kv heads, granularity, D]."""
-        for layer, (k_cache, v_cache) in zip(self.layers, caches, strict=True):
-            layer.bind_cache(k_cache, v_cache)
+    def bind_cache(self, caches: Sequence[LayerCache]) -> None:
+        """Gives each layer its key and value cache; ``caches`` in the order of the layers."""
+        for layer, cache in zip(self.layers, caches, strict=True):
+            layer.bind_cache(cache)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Runs all layers; returns the residual stream float32 [T, H], a view that the next forward overwrites."""

@@ -1,4 +1,4 @@
-"""What a dense decoder of the llama shape declares: its weights (names, shapes, shards) and its cache group."""
+"""What a dense decoder of the llama shape declares: its weights (names, shapes, shards) and its cache groups."""
 
 from tokenspeed.layers.cache_spec import CacheFieldSpec, CacheGroupSpec
 from tokenspeed.layers.shard import Shard, ShardKind
@@ -6,16 +6,36 @@ from tokenspeed.layers.weights import WeightSpec
 from tokenspeed.recipes.model_config import ModelConfig
 
 
-def dense_decoder_cache_group(config: ModelConfig, *, granularity: int) -> CacheGroupSpec:
-    """Keys and values of every token in every layer, in blocks of ``granularity`` tokens."""
-    return CacheGroupSpec(
-        group_id="attention",
-        kind="full_history",
-        layers=tuple(range(config.num_layers)),
-        fields=tuple(CacheFieldSpec(name=name, heads=config.num_kv_heads, dim=config.head_dim) for name in ("k", "v")),
-        rows_per_page=granularity,
-        entry_stride_tokens=1,
-    )
+def dense_decoder_cache_groups(config: ModelConfig, *, granularity: int) -> tuple[CacheGroupSpec, ...]:
+    """Keys and values in blocks of ``granularity`` tokens: of every token in the layers that see the whole sequence, of
+    the last ``config.sliding_window`` tokens in the others. A group without layers is left out."""
+    fields = tuple(CacheFieldSpec(name=name, heads=config.num_kv_heads, dim=config.head_dim) for name in ("k", "v"))
+    full = tuple(layer for layer in range(config.num_layers) if layer not in config.sliding_layers)
+    groups = []
+    if full:
+        groups.append(
+            CacheGroupSpec(
+                group_id="attention",
+                kind="full_history",
+                layers=full,
+                fields=fields,
+                rows_per_page=granularity,
+                entry_stride_tokens=1,
+            )
+        )
+    if config.sliding_layers:
+        groups.append(
+            CacheGroupSpec(
+                group_id="sliding_attention",
+                kind="sliding_window",
+                layers=config.sliding_layers,
+                fields=fields,
+                rows_per_page=granularity,
+                entry_stride_tokens=1,
+                sliding_window_tokens=config.sliding_window,
+            )
+        )
+    return tuple(groups)
 
 
 def dense_decoder_weights(config: ModelConfig, *, rank: int, world: int) -> tuple[WeightSpec, ...]:

@@ -79,16 +79,20 @@ class KernelBinder:
             )
         )
 
-    def attention_read(self, mode: str, *, head_dim: int, q_per_kv: int, page: int, kv_dtype: torch.dtype) -> Kernel:
+    def attention_read(
+        self, mode: str, *, head_dim: int, q_per_kv: int, page: int, windowed: bool, kv_dtype: torch.dtype
+    ) -> Kernel:
         """The kernel of attention ``mode`` ("decode" or "extend") for blocks of ``page`` tokens.
 
-        Raises ValueError where the kernel's own page size does not divide a block.
+        ``windowed``: whether calls give a window above 0. Raises ValueError where the kernel's own page size does not
+        divide a block.
         """
         bind = ops.bind_attention_decode if mode == "decode" else ops.bind_attention_extend
         bound = bind(
             head_dim=head_dim,
             q_per_kv=q_per_kv,
             kernel_page_size=page,
+            windowed=windowed,
             kv_dtype=kv_dtype,
             override=self._overrides.get(f"attention.{mode}"),
         )

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 import torch
 
-from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec
@@ -24,7 +24,7 @@ class Model(Protocol):
 
     workspace_bytes: int
 
-    def bind_cache(self, caches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None: ...
+    def bind_cache(self, caches: Sequence[LayerCache]) -> None: ...
     def forward(self, batch: ForwardBatch) -> torch.Tensor: ...
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor: ...
 

@@ -37,6 +37,8 @@ class ModelConfig:
         eos_token_ids: all ids that end a generation (generation_config.json counts too).
         dtype: what the checkpoint stores: "float32", "bfloat16", "float16" or a GGUF file type.
         q_and_k_permuted: GGUF stores the q and k rows of llama models permuted for interleaved rotary.
+        sliding_window: positions that a token sees in the layers ``sliding_layers``, its own the last of them; else 0.
+        sliding_layers: indices of the layers with that window; all others see the whole sequence.
     """
 
     architecture: str
@@ -58,6 +60,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str
     q_and_k_permuted: bool = False
+    sliding_window: int = 0
+    sliding_layers: tuple[int, ...] = ()
 
 
 class CheckpointError(ValueError):
@@ -145,16 +149,13 @@ class _Fields:
 def _from_hf(fields: _Fields, generation: Mapping[str, Any]) -> ModelConfig:
     architecture = _hf_architecture(fields)
     fields.refuse_unless("hidden_act", ("silu",))
-    fields.refuse_unless("use_sliding_window", (False,))
     fields.refuse_unless("pretraining_tp", (1,))
     if fields.values.get("quantization_config"):
         raise CheckpointError(
             f"{fields.where}: quantization_config is set; safetensors are read in float32, bfloat16 and float16 only: "
             "use the unquantised checkpoint or a GGUF file"
         )
-    layer_types = set(fields.values.get("layer_types") or ())
-    if layer_types - {"full_attention"}:
-        raise CheckpointError(f"{fields.where}: layer_types holds {sorted(layer_types)}, supported is full_attention")
+    window, sliding_layers = _hf_windows(fields, architecture)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     return ModelConfig(
         architecture=architecture,
@@ -175,6 +176,8 @@ def _from_hf(fields: _Fields, generation: Mapping[str, Any]) -> ModelConfig:
         bos_token_id=_first_id(fields.values.get("bos_token_id")),
         eos_token_ids=_ids(fields.values.get("eos_token_id"), generation.get("eos_token_id")),
         dtype=str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32"),
+        sliding_window=window,
+        sliding_layers=sliding_layers,
     )
 
 
@@ -190,6 +193,37 @@ def _hf_architecture(fields: _Fields) -> str:
         f"{fields.where}: architecture {', '.join(map(str, names)) or model_type!r} is not supported; "
         f"supported are {', '.join(ARCHITECTURES)}"
     )
+
+
+def _hf_windows(fields: _Fields, architecture: str) -> tuple[int, tuple[int, ...]]:
+    """The window and the layers that have it: layer_types where it is given, else the layers from max_window_layers on.
+
+    The defaults are those of transformers' Qwen3Config. Llama has no windows: what asks for them is refused.
+    """
+    if architecture != "qwen3":
+        fields.refuse_unless("use_sliding_window", (False,))
+    layers, window = fields.integer("num_hidden_layers"), 0
+    if fields.flag("use_sliding_window", False) and fields.values.get("sliding_window", 4096) is not None:
+        window = fields.integer("sliding_window", 4096)
+        if window < 1:
+            raise CheckpointError(f"{fields.where}: sliding_window is {window}, it should be at least 1")
+    types = fields.values.get("layer_types")
+    if types is None:
+        sliding = list(range(fields.integer("max_window_layers", 28), layers)) if window else []
+    else:
+        sliding = [index for index, kind in enumerate(types) if kind == "sliding_attention"]
+        unknown = sorted({str(kind) for kind in types} - {"full_attention", "sliding_attention"})
+        if unknown or len(types) != layers:
+            raise CheckpointError(
+                f"{fields.where}: layer_types holds {len(types)} entries{f' with {unknown}' if unknown else ''}; "
+                f"supported are full_attention and sliding_attention, one for each of the {layers} layers"
+            )
+        if sliding and not window:
+            raise CheckpointError(
+                f"{fields.where}: layer_types has sliding_attention, but no window is in force; set use_sliding_window "
+                "and sliding_window (models of the qwen3 architecture), or make every layer full_attention"
+            )
+    return (window, tuple(sliding)) if sliding else (0, ())
 
 
 def _hf_rope(fields: _Fields) -> RopeConfig:

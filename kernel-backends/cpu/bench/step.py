@@ -95,7 +95,7 @@ class Model:
         for layer in self.layers:
             layer.qkv.fn(x, flat_qkv)
             self.prologue(q, k, v, positions, self.cos_sin, None, None, 1e-5, layer.keys, layer.values, slots)
-            attend(q, layer.keys, layer.values, *tables, lengths, HEAD_DIM**-0.5, attended)
+            attend(q, layer.keys, layer.values, *tables, lengths, HEAD_DIM**-0.5, 0, attended)
             layer.output.fn(flat_attended, x)
             self.fused(x, residual, self.norm, 1e-5, x)
             layer.gate_up.fn(x, gate_up)

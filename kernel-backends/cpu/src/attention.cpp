@@ -21,14 +21,18 @@ struct Item {
     int64_t tokens;
     int64_t first_limit;  // keys that the first of the tokens sees
     int64_t kv_head;
-    int64_t splits;
+    int64_t first_split;  // the one that the first token's first key lies in
+    int64_t end_split;
 };
 
 int64_t state_floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
 
 AttentionState state_in(float* memory, int64_t rows) { return {memory, memory + rows, memory + 2 * rows}; }
 
-int64_t split_count(int64_t keys) { return (keys + kKeySplit - 1) / kKeySplit; }
+// The first key that a query sees, where `limit` is the key behind its last.
+int64_t first_key(const Attention& call, int64_t limit) {
+    return call.window > 0 ? std::max<int64_t>(0, limit - call.window) : 0;
+}
 
 // The queries of an item, packed and scaled, with the keys each row sees.
 class PackedQueries {
@@ -41,14 +45,16 @@ public:
             const float* source = call.q + (item.first_token + t) * call.q_stride + item.kv_head * group * dim;
             float* target = queries_ + t * group * dim;
             for (int64_t i = 0; i < group * dim; ++i) target[i] = source[i] * call.scale;
+            std::fill_n(starts_ + t * group, group, first_key(call, item.first_limit + t));
             std::fill_n(limits_ + t * group, group, item.first_limit + t);
         }
-        tile_ = {queries_, limits_, call.page_table + item.sequence * call.page_table_stride, rows_, item.kv_head};
+        tile_ = {queries_, starts_, limits_, call.page_table + item.sequence * call.page_table_stride, rows_, item.kv_head};
     }
     const AttentionTile& tile() const { return tile_; }
 
 private:
     alignas(64) float queries_[kMaxTileRows * kMaxHeadDim];
+    int64_t starts_[kMaxTileRows];
     int64_t limits_[kMaxTileRows];
     int64_t rows_ = 0;
     AttentionTile tile_{};
@@ -78,8 +84,8 @@ void run_item(const KernelTable& table, const Attention& call, const Item& item)
     float* memory = static_cast<float*>(scratch(2 * state_floats(rows, dim) * 4));
     const AttentionState total = state_in(memory, rows);
     const AttentionState part = state_in(memory + state_floats(rows, dim), rows);
-    table.attend(call.cache, packed.tile(), 0, total);
-    for (int64_t split = 1; split < item.splits; ++split) {
+    table.attend(call.cache, packed.tile(), item.first_split, total);
+    for (int64_t split = item.first_split + 1; split < item.end_split; ++split) {
         table.attend(call.cache, packed.tile(), split, part);
         table.merge(total, part, rows, dim);
     }
@@ -98,7 +104,7 @@ void run_splits(const KernelTable& table, const Attention& call, const std::vect
     std::vector<Part> parts;
     int64_t floats = 0;
     for (const Item& item : items)
-        for (int64_t split = 0; split < item.splits; ++split) {
+        for (int64_t split = item.first_split; split < item.end_split; ++split) {
             parts.push_back({&item, split, floats});
             floats += state_floats(item.tokens * group, dim);
         }
@@ -115,7 +121,7 @@ void run_splits(const KernelTable& table, const Attention& call, const std::vect
         const int64_t rows = item.tokens * group;
         const AttentionState total = state_in(memory.data() + part->offset, rows);
         ++part;
-        for (int64_t split = 1; split < item.splits; ++split, ++part)
+        for (int64_t split = item.first_split + 1; split < item.end_split; ++split, ++part)
             table.merge(total, state_in(memory.data() + part->offset, rows), rows, dim);
         write_out(table, call, item, total);
     }
@@ -142,11 +148,14 @@ void run_attention(const Attention& call) {
         for (int64_t token = begin; token < end; token += tile_tokens) {
             const int64_t tokens = std::min(tile_tokens, end - token);
             const int64_t first_limit = length - (end - token) + 1;
-            const int64_t splits = split_count(first_limit + tokens - 1);
+            const int64_t start = first_key(call, first_limit);
+            const int64_t limit = first_limit + tokens - 1;
+            const int64_t first_split = start / kKeySplit;
+            const int64_t end_split = std::max(first_split + 1, (limit + kKeySplit - 1) / kKeySplit);
             for (int64_t head = 0; head < call.kv_heads; ++head)
-                items.push_back({b, token, tokens, first_limit, head, splits});
-            work += static_cast<double>((first_limit + tokens) * tokens * call.q_heads * dim) * 0.1;
-            most_splits = std::max(most_splits, splits);
+                items.push_back({b, token, tokens, first_limit, head, first_split, end_split});
+            work += static_cast<double>((limit + 1 - start) * tokens * call.q_heads * dim) * 0.1;
+            most_splits = std::max(most_splits, end_split - first_split);
         }
     }
     const KernelTable& table = kernels();

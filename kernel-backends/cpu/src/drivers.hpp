@@ -36,6 +36,7 @@ struct Attention {
     const int32_t* lengths;  // [sequences]: keys, the queries' own included
     int64_t sequences;
     float scale;
+    int64_t window;  // keys that a query sees, its own the last of them; 0: all
 };
 
 // Sequence b's queries are its last positions. A sequence of length 0 gives zeros. Throws std::bad_alloc.

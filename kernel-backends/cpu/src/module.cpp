@@ -104,11 +104,11 @@ void gqa_prologue(Address q, int64_t q_stride, int64_t q_heads, Address k, int64
     run(tokens * (q_heads + 2 * kv_heads) * head_dim, [&] { run_prologue(call, tokens); });
 }
 
-// query_start 0: every sequence has queries_each tokens.
+// query_start 0: every sequence has queries_each tokens. window 0: no window.
 void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim, KvType type, Address keys,
             const Strides& key_strides, Address values, const Strides& value_strides, int64_t page_size,
             Address page_table, int64_t page_table_stride, Address query_start, int64_t queries_each, Address lengths,
-            int64_t sequences, float scale, Address out) {
+            int64_t sequences, float scale, int64_t window, Address out) {
     const Attention call{at<const float>(q),
                          q_stride,
                          at<float>(out),
@@ -121,7 +121,8 @@ void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int6
                          queries_each,
                          at<const int32_t>(lengths),
                          sequences,
-                         scale};
+                         scale,
+                         window};
     nb::gil_scoped_release released;
     run_attention(call);
 }

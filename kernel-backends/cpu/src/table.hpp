@@ -51,8 +51,9 @@ struct AttentionState {
 // One group of query rows against one KV head of one sequence.
 struct AttentionTile {
     const float* queries;        // [rows, head_dim], scaled
-    const int64_t* row_limits;   // keys that each row may see: its position + 1
-    const int32_t* pages;        // page table of the sequence
+    const int64_t* row_starts;   // the first key that each row sees: 0 without a window; does not descend
+    const int64_t* row_limits;   // the key behind the last one that it sees: its position + 1; does not descend
+    const int32_t* pages;        // page table of the sequence; read from the page of the first row's start on
     int64_t rows;                // at most kMaxTileRows
     int64_t kv_head;
 };
@@ -93,9 +94,9 @@ struct KernelTable {
 
     void (*prologue)(const Prologue& call, int64_t token_begin, int64_t token_end);
 
-    // Attends over the keys [split * kKeySplit, ...) of one split, into a fresh state.
+    // Attends over the keys [split * kKeySplit, ...) of one split that a row sees, into a fresh state.
     void (*attend)(const Cache& cache, const AttentionTile& tile, int64_t split, const AttentionState& state);
-    // Adds a later split's state to an earlier one.
+    // Adds a later split's state to an earlier one; either may have seen no key.
     void (*merge)(const AttentionState& into, const AttentionState& from, int64_t rows, int64_t head_dim);
     // out = accumulator / sum, zeros where nothing was seen.
     void (*finish)(const float* accumulator, float sum, float* out, int64_t head_dim);

@@ -65,6 +65,7 @@ def attend(
     lengths: int,
     sequences: int,
     scale: float,
+    window: int,
     out: int,
     /,
 ) -> None: ...

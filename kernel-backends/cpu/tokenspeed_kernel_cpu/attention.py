@@ -57,17 +57,26 @@ def _check_read(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     page_table: torch.Tensor,
+    queries: torch.Tensor | int,
     seq_lens: torch.Tensor,
+    window: int,
     out: torch.Tensor,
 ) -> None:
+    """``queries``: of each row. Table entries before the window of a row's first query may be anything."""
+    granularity = k_cache.shape[2]
+    if type(window) is not int or window < 0:
+        raise KernelArgumentError(f"window is {window!r}; it must be an int, 0 for none or the positions a query sees")
     _check_caches(k_cache, v_cache, q.shape[2])
     expect("q", q, torch.float32, q.shape, strided_rows=True)
     expect("out", out, torch.float32, q.shape)
     expect("page_table", page_table, torch.int32, (seq_lens.shape[0], page_table.shape[1]), strided_rows=True)
     expect("seq_lens", seq_lens, torch.int32, seq_lens.shape[:1])
-    expect_range("seq_lens", seq_lens, 0, page_table.shape[1] * k_cache.shape[2] + 1)
-    pages = torch.arange(page_table.shape[1]) < (seq_lens.unsqueeze(1) + k_cache.shape[2] - 1) // k_cache.shape[2]
-    expect_range("page_table", page_table[pages], 0, k_cache.shape[0])
+    expect_range("seq_lens", seq_lens, 0, page_table.shape[1] * granularity + 1)
+    page = torch.arange(page_table.shape[1])
+    first = (seq_lens - queries + 1 - window).clamp(min=0) if window else torch.zeros_like(seq_lens)
+    read = page < (seq_lens.unsqueeze(1) + granularity - 1) // granularity
+    read &= page >= first.unsqueeze(1) // granularity
+    expect_range("page_table", page_table[read], 0, k_cache.shape[0])
 
 
 def _check_decode(
@@ -77,12 +86,13 @@ def _check_decode(
     page_table: torch.Tensor,
     seq_lens: torch.Tensor,
     _scale: float,
+    window: int,
     out: torch.Tensor,
 ) -> None:
-    _check_read(q, k_cache, v_cache, page_table, seq_lens, out)
     rows = seq_lens.shape[0]
     if (rows == 0 and q.shape[0]) or (rows and q.shape[0] % rows):
         raise KernelArgumentError(f"{q.shape[0]} queries do not divide among {rows} rows")
+    _check_read(q, k_cache, v_cache, page_table, q.shape[0] // max(1, rows), seq_lens, window, out)
 
 
 def _check_extend(
@@ -93,13 +103,14 @@ def _check_extend(
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
     _scale: float,
+    window: int,
     out: torch.Tensor,
 ) -> None:
-    _check_read(q, k_cache, v_cache, page_table, seq_lens, out)
     expect("query_start", query_start, torch.int32, (seq_lens.shape[0] + 1,))
     expect_range("query_start", query_start, 0, q.shape[0] + 1)
     if bool((query_start.diff() < 0).any()):
         raise KernelArgumentError(f"query_start must not descend, got {query_start.tolist()}")
+    _check_read(q, k_cache, v_cache, page_table, query_start.diff(), seq_lens, window, out)
 
 
 @checked(_check_prologue)
@@ -152,9 +163,10 @@ def decode(
     page_table: torch.Tensor,
     seq_lens: torch.Tensor,
     scale: float,
+    window: int,
     out: torch.Tensor,
 ) -> None:
-    """Attention of the last q.rows / B positions of every row."""
+    """Attention of the last q.rows / B positions of every row, over the ``window`` positions before each (0: all)."""
     rows = seq_lens.size(0)
     if rows == 0:
         return
@@ -179,6 +191,7 @@ def decode(
         seq_lens.data_ptr(),
         rows,
         scale,
+        window,
         out.data_ptr(),
     )
 
@@ -192,9 +205,10 @@ def extend(
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
     scale: float,
+    window: int,
     out: torch.Tensor,
 ) -> None:
-    """Attention of the queries that query_start gives each row, at its last positions."""
+    """Attention of the queries that query_start gives each row, at its last positions; ``window`` as in decode."""
     _, q_heads, head_dim = q.shape
     _, kv_heads, page_size, _ = k_cache.shape
     _attend(
@@ -216,5 +230,6 @@ def extend(
         seq_lens.data_ptr(),
         seq_lens.size(0),
         scale,
+        window,
         out.data_ptr(),
     )

@@ -32,7 +32,12 @@ _HEADS: dict[str, TraitBound] = {
     "head_dim": MultipleOf(2, _native.MAX_HEAD_DIM),
     "q_per_kv": Range(1, _native.MAX_Q_PER_KV),
 }
-_READ: dict[str, TraitBound] = {**_HEADS, PAGE_SIZE_TRAIT: MultipleOf(1), "causal": one_of(True)}
+_READ: dict[str, TraitBound] = {
+    **_HEADS,
+    PAGE_SIZE_TRAIT: MultipleOf(1),
+    "causal": one_of(True),
+    "windowed": one_of(False, True),
+}
 
 
 def _register(
@@ -40,6 +45,7 @@ def _register(
     kernel: KernelFunction,
     signatures: frozenset[FormatSignature],
     traits: Mapping[str, TraitBound] | None = None,
+    version: str = "1",
 ) -> None:
     family, mode = operation.split(".")
     spec = KernelSpec(
@@ -50,6 +56,7 @@ def _register(
         capability=CapabilityRequirement(vendors=frozenset({"cpu"})),
         signatures=signatures,
         traits=traits or {},
+        version=version,
         band=Band.PERFORMANT,
         tags=frozenset({"deterministic", "row_invariant"}),
     )
@@ -66,8 +73,8 @@ def register() -> None:
     _register("norm.fused_add_rms", elementwise.fused_add_rms, _NORM)
     _register("activation.silu_and_mul", elementwise.silu_and_mul, _ACTIVATION)
     _register("attention.gqa_prologue", attention.gqa_prologue, _ATTENTION, {**_HEADS, "qk_norm": one_of(False, True)})
-    _register("attention.decode", attention.decode, _ATTENTION, _READ)
-    _register("attention.extend", attention.extend, _ATTENTION, _READ)
+    _register("attention.decode", attention.decode, _ATTENTION, _READ, version="2")
+    _register("attention.extend", attention.extend, _ATTENTION, _READ, version="2")
     _register("sampling.sample", sampling.sample, _SAMPLING)
     _register("sampling.apply_penalties", sampling.apply_penalties, _SAMPLING)
     _register("sampling.logprobs", sampling.logprobs, _SAMPLING)

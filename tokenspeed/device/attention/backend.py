@@ -88,12 +88,17 @@ class AttentionBackend(Protocol):
         ...
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attention of layer ``layer``: q float32 [T, heads, head_dim], out the same; keys were written before."""
+        """Attention of the group's layer number ``layer``: q float32 [T, heads, head_dim], out the same; keys were
+        written before."""
         ...
 
 
 class AttentionBackendConstructor(Protocol):
-    """How the builder makes a backend. ``caches`` are each layer's keys and values, strided views of the arena."""
+    """How the builder makes a backend for a cache group.
+
+    ``caches`` are the keys and values of each of the group's layers, strided views of the arena; ``window`` is the
+    number of positions that a token sees, its own the last of them, 0 for all.
+    """
 
     def __call__(
         self,
@@ -102,6 +107,7 @@ class AttentionBackendConstructor(Protocol):
         group_id: str,
         caches: Sequence[tuple[torch.Tensor, torch.Tensor]],
         num_heads: int,
+        window: int,
         max_rows: int,
         table_slots: int,
     ) -> AttentionBackend: ...

@@ -172,15 +172,17 @@ class ReadInputs:
 
     Attributes:
         queries: how many of each row.
+        window: positions that a query sees, 0 for all.
         spare: rows of q and out that belong to no row.
         qkv: float32 [T + spare, query + 2 kv heads, D]; the queries are a view of it, as in a model.
-        k_cache, v_cache: NaN wherever no position of a row lies.
+        k_cache, v_cache: NaN wherever no position lies that a query of its row sees.
         tables: int32 [B, pages], unread entries lead nowhere.
     """
 
     heads: Heads
     queries: tuple[int, ...]
     seq_lens: tuple[int, ...]
+    window: int
     spare: int
     qkv: torch.Tensor
     k_cache: torch.Tensor
@@ -204,10 +206,10 @@ class ReadInputs:
         """Calls the kernel for as many rows as there are ``lengths``."""
         seq_lens = torch.tensor(lengths, dtype=torch.int32)
         if mode == "decode":
-            fn(q, self.k_cache, self.v_cache, tables, seq_lens, self.scale, out)
+            fn(q, self.k_cache, self.v_cache, tables, seq_lens, self.scale, self.window, out)
             return
         starts = torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
-        fn(q, self.k_cache, self.v_cache, tables, starts, seq_lens, self.scale, out)
+        fn(q, self.k_cache, self.v_cache, tables, starts, seq_lens, self.scale, self.window, out)
 
     def _buffers(self, buffers: Buffers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         q = buffers.read_only("qkv", self.qkv)[:, : self.heads.query]
@@ -250,9 +252,9 @@ class ReadInputs:
         return {"out": Close(value, bound)}
 
     def _attention(self, row: int, query: torch.Tensor, position: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float64 attention of one token's heads over positions 0 … position, and the error that float32 may make."""
+        """Float64 attention of one token's heads over the positions it sees, and the error that float32 may make."""
         granularity = self.k_cache.shape[2]
-        places = torch.arange(position + 1)
+        places = torch.arange(first_seen(position, self.window), position + 1)
         blocks, offsets = self.tables[row].long()[places // granularity], places % granularity
         repeat = self.heads.per_kv
         keys = self.k_cache[blocks, :, offsets].double().repeat_interleave(repeat, dim=1)  # [L, heads, D]
@@ -261,37 +263,50 @@ class ReadInputs:
         weights = torch.softmax(scores, dim=-1)
         size = torch.einsum("hd,lhd->hl", query.double().abs(), keys.abs()) * self.scale
         score_error = _ROUNDOFF * ((self.heads.dim**0.5 + 8.0) * size.amax(dim=-1) + 2.0 * scores.abs().amax(dim=-1))
-        relative = 2.0 * score_error + _ROUNDOFF * (position**0.5 + 48.0)
+        relative = 2.0 * score_error + _ROUNDOFF * (len(places) ** 0.5 + 48.0)
         result = torch.einsum("hl,lhd->hd", weights, values)
         return result, relative.unsqueeze(1) * torch.einsum("hl,lhd->hd", weights, values.abs())
 
 
-def _read_inputs(
-    heads: Heads,
-    granularity: int,
-    queries: Sequence[int],
-    seq_lens: Sequence[int],
-    spare: int,
-    dtype: torch.dtype,
-    generator: torch.Generator,
-) -> ReadInputs:
-    """Random queries; scattered blocks; NaN wherever no row has a position."""
-    pages = [(length + granularity - 1) // granularity for length in seq_lens]
+def first_seen(position: int, window: int) -> int:
+    """The first position that the query at ``position`` sees."""
+    return max(0, position - window + 1) if window else 0
+
+
+@dataclass(frozen=True)
+class ReadShape:
+    """What a case of decode or extend is about; see ReadInputs."""
+
+    name: str
+    heads: Heads
+    granularity: int
+    queries: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    window: int = 0
+
+
+def _read_inputs(shape: ReadShape, spare: int, dtype: torch.dtype, generator: torch.Generator) -> ReadInputs:
+    """Random queries; scattered blocks; NaN wherever no query sees a position, table entries that lead nowhere before
+    a window."""
+    heads, granularity = shape.heads, shape.granularity
+    pages = [(length + granularity - 1) // granularity for length in shape.seq_lens]
     order = (torch.randperm(sum(pages) + 2, generator=generator) + 1).to(torch.int32)
     arena = torch.full((sum(pages) + 3, 2, heads.kv, granularity, heads.dim), torch.nan, dtype=dtype)
-    tables = torch.full((len(seq_lens), max([1, *pages])), _UNREAD, dtype=torch.int32)
+    tables = torch.full((len(pages), max([1, *pages])), _UNREAD, dtype=torch.int32)
     taken = 0
-    for row, (count, length) in enumerate(zip(pages, seq_lens, strict=True)):
-        tables[row, :count] = order[taken : taken + count]
-        for page, block in enumerate(tables[row, :count].tolist()):
-            filled = min(granularity, length - page * granularity)
-            fresh = torch.randn(2, heads.kv, filled, heads.dim, generator=generator)
-            arena[block, :, :, :filled] = fresh.to(dtype)
+    for row, (count, length, queries) in enumerate(zip(pages, shape.seq_lens, shape.queries, strict=True)):
+        first = first_seen(length - queries, shape.window)
+        first_page = first // granularity
+        tables[row, first_page:count] = order[taken + first_page : taken + count]
+        for page, block in enumerate(tables[row, first_page:count].tolist(), first_page):
+            rows = slice(max(0, first - page * granularity), min(granularity, length - page * granularity))
+            fresh = torch.randn(2, heads.kv, rows.stop - rows.start, heads.dim, generator=generator)
+            arena[block, :, :, rows] = fresh.to(dtype)
         taken += count
-    tokens = sum(queries) + spare
+    tokens = sum(shape.queries) + spare
     qkv = torch.randn(tokens, heads.query + 2 * heads.kv, heads.dim, generator=generator) * 2.0
     k_cache, v_cache = _split_arena(arena)
-    return ReadInputs(heads, tuple(queries), tuple(seq_lens), spare, qkv, k_cache, v_cache, tables)
+    return ReadInputs(heads, shape.queries, shape.seq_lens, shape.window, spare, qkv, k_cache, v_cache, tables)
 
 
 def _read_case(name: str, mode: str, inputs: ReadInputs) -> Case:
@@ -300,6 +315,7 @@ def _read_case(name: str, mode: str, inputs: ReadInputs) -> Case:
         "q_per_kv": inputs.heads.per_kv,
         "kernel_page_size": inputs.k_cache.shape[2],
         "causal": True,
+        "windowed": inputs.window > 0,
     }
     return Case(
         name,
@@ -329,42 +345,45 @@ def _large_offsets(mode: str, dtype: torch.dtype, generator: torch.Generator) ->
     k_cache, v_cache = _split_arena(arena)
     qkv = torch.randn(2, heads.query + 2 * heads.kv, heads.dim, generator=generator)
     tables = torch.tensor([[2, 1]], dtype=torch.int32)
-    return _read_case("large offsets", mode, ReadInputs(heads, (2,), (30,), 0, qkv, k_cache, v_cache, tables))
+    return _read_case("large offsets", mode, ReadInputs(heads, (2,), (30,), 0, 0, qkv, k_cache, v_cache, tables))
+
+
+_DECODE_SHAPES = (  # the same number of queries in every row
+    ReadShape("one row", Heads(3, 3, 64), 64, (1,), (5,)),
+    ReadShape("no rows", Heads(1, 2, 32), 16, (), ()),
+    ReadShape("empty, short and long rows", Heads(3, 3, 64), 64, (1,) * 5, (0, 1, 64, 65, 300)),
+    ReadShape("small pages", Heads(2, 4, 128), 16, (1, 1), (130, 17)),
+    ReadShape("one token a page", Heads(1, 1, 16), 1, (1, 1), (9, 1)),
+    ReadShape("odd head size", Heads(2, 2, 80), 32, (1, 1, 1), (33, 32, 31)),
+    ReadShape("three queries a row", Heads(1, 7, 64), 32, (3, 3, 3), (70, 3, 2)),
+    ReadShape("long", Heads(1, 3, 64), 64, (1,), (2100,)),
+    ReadShape("window, rows within and beyond it", Heads(3, 3, 64), 16, (1,) * 6, (0, 1, 37, 38, 300, 700), 37),
+    ReadShape("window of one position", Heads(2, 2, 80), 32, (1, 1), (33, 1), 1),
+    ReadShape("window, three queries a row", Heads(1, 7, 64), 32, (3, 3, 3), (70, 3, 2), 33),
+    ReadShape("window over a long row", Heads(1, 3, 64), 64, (1, 1), (2100, 1030), 600),
+)
+
+_EXTEND_SHAPES = (
+    ReadShape("one row", Heads(3, 3, 64), 64, (5,), (5,)),
+    ReadShape("no rows", Heads(1, 2, 32), 16, (), ()),
+    ReadShape("empty rows and rows without queries", Heads(3, 3, 64), 64, (7, 0, 0, 1, 70), (7, 0, 9, 130, 200)),
+    ReadShape("small pages", Heads(2, 4, 128), 16, (33, 2), (40, 35)),
+    ReadShape("one token a page", Heads(1, 1, 16), 1, (4, 1), (9, 1)),
+    ReadShape("odd head size", Heads(2, 2, 80), 32, (3, 32), (33, 32)),
+    ReadShape("more queries than positions", Heads(1, 7, 64), 32, (4,), (3,)),
+    ReadShape("long", Heads(1, 3, 64), 64, (9,), (1100,)),
+    ReadShape("window, shorter than the chunk", Heads(3, 3, 64), 16, (70, 0, 1, 40), (200, 9, 130, 40), 19),
+    ReadShape("window, longer than the chunk", Heads(2, 2, 80), 32, (3, 9), (150, 9), 100),
+    ReadShape("window, more queries than positions", Heads(1, 7, 64), 32, (4,), (3,), 2),
+    ReadShape("window over a long row", Heads(1, 3, 64), 64, (90,), (1100,), 560),
+)
 
 
 def _read_cases(mode: str, signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     dtype = kv_dtype(signature)
-    if mode == "decode":  # name, heads, g, queries of every row, lengths; the same number of queries in every row
-        shapes = [
-            ("one row", Heads(3, 3, 64), 64, [1], [5]),
-            ("no rows", Heads(1, 2, 32), 16, [], []),
-            ("empty, short and long rows", Heads(3, 3, 64), 64, [1] * 5, [0, 1, 64, 65, 300]),
-            ("small pages", Heads(2, 4, 128), 16, [1, 1], [130, 17]),
-            ("one token a page", Heads(1, 1, 16), 1, [1, 1], [9, 1]),
-            ("odd head size", Heads(2, 2, 80), 32, [1, 1, 1], [33, 32, 31]),
-            ("three queries a row", Heads(1, 7, 64), 32, [3, 3, 3], [70, 3, 2]),
-            ("long", Heads(1, 3, 64), 64, [1], [2100]),
-        ]
-    else:
-        shapes = [
-            ("one row", Heads(3, 3, 64), 64, [5], [5]),
-            ("no rows", Heads(1, 2, 32), 16, [], []),
-            (
-                "prefixes, empty rows and rows without queries",
-                Heads(3, 3, 64),
-                64,
-                [7, 0, 0, 1, 70],
-                [7, 0, 9, 130, 200],
-            ),
-            ("small pages", Heads(2, 4, 128), 16, [33, 2], [40, 35]),
-            ("one token a page", Heads(1, 1, 16), 1, [4, 1], [9, 1]),
-            ("odd head size", Heads(2, 2, 80), 32, [3, 32], [33, 32]),
-            ("more queries than positions", Heads(1, 7, 64), 32, [4], [3]),
-            ("long", Heads(1, 3, 64), 64, [9], [1100]),
-        ]
-    for name, heads, granularity, queries, lengths in shapes:
-        inputs = _read_inputs(heads, granularity, queries, lengths, 2 if mode == "extend" else 0, dtype, generator)
-        yield _read_case(name, mode, inputs)
+    for shape in _DECODE_SHAPES if mode == "decode" else _EXTEND_SHAPES:
+        inputs = _read_inputs(shape, 2 if mode == "extend" else 0, dtype, generator)
+        yield _read_case(shape.name, mode, inputs)
     if dtype is torch.float16:
         large = _large_offsets(mode, dtype, generator)
         if large is not None:
@@ -372,12 +391,12 @@ def _read_cases(mode: str, signature: FormatSignature, generator: torch.Generato
 
 
 def decode_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
-    """Rows of every length, empty ones, several queries a row, small and odd pages and heads, far blocks."""
+    """Rows of every length, empty ones, several queries a row, small and odd pages and heads, far blocks, windows."""
     return _read_cases("decode", signature, generator)
 
 
 def extend_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
-    """Chunks with and without a prefix, rows without queries, and rows of q and out that belong to nobody."""
+    """Chunks with and without a prefix, rows without queries, rows of q and out that belong to nobody, windows."""
     return _read_cases("extend", signature, generator)
 
 

@@ -22,24 +22,27 @@ gqa_prologue: the only writer of KV
     rounded to the KV dtype (to nearest, ties to even), are written at their slots.
 
 decode
-    ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, out) -> None``
+    ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, window, out) -> None``
     q, out float32 [B*W, Hq, D]; page_table int32 [B, max_pages], its row stride its own; seq_lens int32 [B].
     Each row has W = (q rows) / B queries, at its last W positions. W = 1 is plain decode.
 
 extend
-    ``fn(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out) -> None``
+    ``fn(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out) -> None``
     The same with query_start int32 [B + 1]: row b has the n_b queries query_start[b] … query_start[b+1] - 1, at its
     last n_b positions.
 
 Both of them
-    q may be row-strided (a view of the fused buffer); out is contiguous. The query at position p reads the keys at
-    0 … p: scores q·k * scale, weights their softmax in float32, output the weighted sum of v. A row with seq_len 0
-    and a query at a position below 0 give zeros. Rows of out that belong to no row are left alone.
+    q may be row-strided (a view of the fused buffer); out is contiguous. ``window`` is a Python int: 0 for none, else
+    the positions that a query sees, its own the last of them. The query at position p reads the keys at first … p,
+    first = 0 without a window, max(0, p - window + 1) with one: scores q·k * scale, weights their softmax in float32,
+    output the weighted sum of v. A row with seq_len 0 and a query at a position below 0 give zeros. Rows of out that
+    belong to no row are left alone. Pages before the one with the first key of a row's first query are not read, nor
+    are their table entries (the cache has dropped them), and cost nothing: with a window, time does not grow with p.
     Tag "row_invariant": the bits of a query's output depend neither on other queries, nor on the chunking, nor on
     which of the two operations computed it; the keys are taken in fixed tiles from position 0.
 
 Roles: input, kv. Traits of the prologue: head_dim, q_per_kv, qk_norm; of the others: head_dim, q_per_kv,
-kernel_page_size (g), causal.
+kernel_page_size (g), causal, windowed (whether a window above 0 may be given).
 """
 
 import torch
@@ -60,6 +63,7 @@ _READ_TRAITS = {
     **_HEAD_TRAITS,
     PAGE_SIZE_TRAIT: size_trait("tokens of one page of the page table", 64),
     "causal": flag_trait("a query reads no keys beyond its own position", True),
+    "windowed": flag_trait("a window above 0 may be given", False, default=False),
 }
 
 GQA_PROLOGUE = declare_operation(
@@ -78,7 +82,7 @@ DECODE = declare_operation(
         mode="decode",
         roles=ATTENTION_ROLES,
         traits=_READ_TRAITS,
-        arguments="q, k_cache, v_cache, page_table, seq_lens, scale, out",
+        arguments="q, k_cache, v_cache, page_table, seq_lens, scale, window, out",
     )
 )
 
@@ -88,7 +92,7 @@ EXTEND = declare_operation(
         mode="extend",
         roles=ATTENTION_ROLES,
         traits=_READ_TRAITS,
-        arguments="q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out",
+        arguments="q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out",
     )
 )
 
@@ -117,6 +121,7 @@ _READ_BOUNDS: dict[str, TraitBound] = {
     "q_per_kv": Range(1),
     PAGE_SIZE_TRAIT: MultipleOf(1),
     "causal": one_of(True),
+    "windowed": one_of(False, True),
 }
 
 
@@ -165,19 +170,26 @@ def _attend(
     pages: torch.Tensor,
     seq_len: int,
     scale: float,
+    window: int,
     out: torch.Tensor,
 ) -> None:
     """One row: the queries q [n, Hq, D] at its last n positions; pages int32 [max_pages]."""
     queries, query_heads, head_dim = q.shape
     heads, granularity = k_cache.shape[1], k_cache.shape[2]
-    used = pages[: (seq_len + granularity - 1) // granularity].long()
+    first = max(0, seq_len - queries + 1 - window) if window else 0
+    first_page = first // granularity
+    used = pages[first_page : (seq_len + granularity - 1) // granularity].long()
+    seen = slice(first - first_page * granularity, seq_len - first_page * granularity)
     keys, values = (
-        cache[used].float().transpose(0, 1).reshape(heads, -1, head_dim)[:, :seq_len] for cache in (k_cache, v_cache)
+        cache[used].float().transpose(0, 1).reshape(heads, -1, head_dim)[:, seen] for cache in (k_cache, v_cache)
     )
     grouped = q.reshape(queries, heads, query_heads // heads, head_dim)
     scores = torch.einsum("nhgd,hld->nhgl", grouped, keys) * scale
     position = torch.arange(seq_len - queries, seq_len)
-    hidden = torch.arange(seq_len) > position.unsqueeze(1)
+    key_position = torch.arange(first, seq_len)
+    hidden = key_position > position.unsqueeze(1)
+    if window:
+        hidden |= key_position <= position.unsqueeze(1) - window
     scores.masked_fill_(hidden[:, None, None, :], -torch.inf)
     result = torch.einsum("nhgl,hld->nhgd", torch.softmax(scores, dim=-1), values)
     out.copy_(result.reshape(queries, query_heads, head_dim))
@@ -193,6 +205,7 @@ def reference_extend(
     query_start: torch.Tensor,
     seq_lens: torch.Tensor,
     scale: float,
+    window: int,
     out: torch.Tensor,
 ) -> None:
     """attention.extend by PyTorch: each row's keys and values are gathered, then a softmax over them in float32."""
@@ -202,7 +215,7 @@ def reference_extend(
         if seq_len == 0:
             out[queries] = 0.0
         elif queries.start < queries.stop:
-            _attend(q[queries], k_cache, v_cache, page_table[row], seq_len, scale, out[queries])
+            _attend(q[queries], k_cache, v_cache, page_table[row], seq_len, scale, window, out[queries])
 
 
 @register_kernel(_reference_spec("decode", _READ_BOUNDS))
@@ -213,6 +226,7 @@ def reference_decode(
     page_table: torch.Tensor,
     seq_lens: torch.Tensor,
     scale: float,
+    window: int,
     out: torch.Tensor,
 ) -> None:
     """attention.decode by PyTorch: an extend of W queries in every row."""
@@ -221,7 +235,7 @@ def reference_decode(
         return
     width = q.shape[0] // rows
     query_start = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
-    reference_extend(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out)
+    reference_extend(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out)
 
 
 def bind_gqa_prologue(
@@ -233,21 +247,47 @@ def bind_gqa_prologue(
 
 
 def _bind_read(
-    mode: str, head_dim: int, q_per_kv: int, kernel_page_size: int, kv_dtype: torch.dtype, override: str | None
+    mode: str,
+    head_dim: int,
+    q_per_kv: int,
+    kernel_page_size: int,
+    windowed: bool,
+    kv_dtype: torch.dtype,
+    override: str | None,
 ) -> Bound:
-    traits = {"head_dim": head_dim, "q_per_kv": q_per_kv, PAGE_SIZE_TRAIT: kernel_page_size, "causal": True}
+    traits = {
+        "head_dim": head_dim,
+        "q_per_kv": q_per_kv,
+        PAGE_SIZE_TRAIT: kernel_page_size,
+        "causal": True,
+        "windowed": windowed,
+    }
     return bind("attention", mode, attention_signature(kv_dtype), traits, override=override)
 
 
 def bind_attention_decode(
-    *, head_dim: int, q_per_kv: int, kernel_page_size: int, kv_dtype: torch.dtype, override: str | None = None
+    *,
+    head_dim: int,
+    q_per_kv: int,
+    kernel_page_size: int,
+    windowed: bool = False,
+    kv_dtype: torch.dtype,
+    override: str | None = None,
 ) -> Bound:
-    """Chooses ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, out)``."""
-    return _bind_read("decode", head_dim, q_per_kv, kernel_page_size, kv_dtype, override)
+    """Chooses ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, window, out)``; ``window`` is 0 unless
+    ``windowed``."""
+    return _bind_read("decode", head_dim, q_per_kv, kernel_page_size, windowed, kv_dtype, override)
 
 
 def bind_attention_extend(
-    *, head_dim: int, q_per_kv: int, kernel_page_size: int, kv_dtype: torch.dtype, override: str | None = None
+    *,
+    head_dim: int,
+    q_per_kv: int,
+    kernel_page_size: int,
+    windowed: bool = False,
+    kv_dtype: torch.dtype,
+    override: str | None = None,
 ) -> Bound:
-    """Chooses ``fn(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, out)``."""
-    return _bind_read("extend", head_dim, q_per_kv, kernel_page_size, kv_dtype, override)
+    """Chooses ``fn(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out)``; ``window`` is 0
+    unless ``windowed``."""
+    return _bind_read("extend", head_dim, q_per_kv, kernel_page_size, windowed, kv_dtype, override)

@@ -3,6 +3,9 @@
 // The keys of a sequence are cut into splits of kKeySplit and those into tiles of kKeyTile, both counted from position 0.
 // A split is an online softmax over its tiles, splits are merged in sequence order. What a query row computes depends on
 // its position and the keys only: not on how many rows share the pass, how a prompt was chunked, or how many threads work.
+//
+// With a window a row begins at the tile that its first key lies in. Tiles and pages before the first row's window are not
+// looked at; their entries of the page table may be anything.
 
 namespace tokenspeed::TOKENSPEED_ISA {
 namespace {
@@ -147,9 +150,11 @@ void weigh_rest(int64_t rows, const float* weights, const float* factors, const 
     }
 }
 
-// Turns the scores of one row into weights, in place; returns the factor for what was accumulated before.
-inline float soften(float* scores, int64_t keys, float& best, float& total) {
-    for (int64_t j = keys; j < kKeyTile; ++j) scores[j] = -__builtin_inff();
+// Turns the scores of one row, of the keys [first, end) of a tile, into weights, in place; returns the factor for what was
+// accumulated before.
+inline float soften(float* scores, int64_t first, int64_t end, float& best, float& total) {
+    for (int64_t j = 0; j < first; ++j) scores[j] = -__builtin_inff();
+    for (int64_t j = end; j < kKeyTile; ++j) scores[j] = -__builtin_inff();
     Vec top = load(scores);
     for (int64_t j = kLanes; j < kKeyTile; j += kLanes) top = max(top, load(scores + j));
     const float tile_best = TOKENSPEED_ISA::maximum(top);
@@ -183,43 +188,47 @@ template <class Type>
 void attend_type(const Cache& cache, const AttentionTile& tile, int64_t split, const AttentionState& state) {
     using Element = typename Type::Element;
     const int64_t dim = cache.head_dim;
-    int64_t limit = 0;
     for (int64_t r = 0; r < tile.rows; ++r) {
-        limit = tile.row_limits[r] > limit ? tile.row_limits[r] : limit;
         state.maximum[r] = -__builtin_inff();
         state.sum[r] = 0.0f;
     }
     memset(state.accumulator, 0, (size_t)(tile.rows * dim) * sizeof(float));
-    const int64_t end = smaller(limit, (split + 1) * kKeySplit);
+    const int64_t start = larger(tile.row_starts[0], split * kKeySplit);
+    const int64_t end = smaller(tile.row_limits[tile.rows - 1], (split + 1) * kKeySplit);
     float scores[kMaxTileRows * kKeyTile];
     float factors[kMaxTileRows];
     const Element* keys[kKeyTile];
     const Element* values[kKeyTile];
-    for (int64_t begin = split * kKeySplit; begin < end; begin += kKeyTile) {
+    for (int64_t begin = start / kKeyTile * kKeyTile; begin < end; begin += kKeyTile) {
+        const int64_t skipped = larger(0, start - begin);
         const int64_t count = smaller(kKeyTile, end - begin);
-        locate(cache.keys, cache, tile, begin, count, keys);
-        locate(cache.values, cache, tile, begin, count, values);
-        for (int64_t j = count; j % 4 != 0; ++j) keys[j] = keys[count - 1];  // scored, then masked
+        locate(cache.keys, cache, tile, begin + skipped, count - skipped, keys + skipped);
+        locate(cache.values, cache, tile, begin + skipped, count - skipped, values + skipped);
+        const int64_t scored = skipped / 4 * 4;
+        for (int64_t j = scored; j < skipped; ++j) keys[j] = keys[skipped];  // these are scored, then masked
+        for (int64_t j = count; j % 4 != 0; ++j) keys[j] = keys[count - 1];
         for (int64_t r = 0; r < tile.rows; r += kAttentionRows) {
             const int64_t rows = smaller(kAttentionRows, tile.rows - r);
-            for (int64_t j = 0; j < count; j += 4)
+            for (int64_t j = scored; j < count; j += 4)
                 score_rest<Type, kAttentionRows>(tile.queries + r * dim, rows, keys + j, dim, scores + r * kKeyTile + j);
         }
         // Rows are taken together while they see the same keys of this tile: a weight of zero must not meet a value
         // that the row may not see.
         for (int64_t r = 0; r < tile.rows;) {
-            const int64_t seen = smaller(kKeyTile, tile.row_limits[r] - begin);
+            const int64_t first = larger(0, tile.row_starts[r] - begin);
+            const int64_t behind = smaller(kKeyTile, tile.row_limits[r] - begin);
             int64_t rows = 0;
             while (rows < kAttentionRows && r + rows < tile.rows &&
-                   smaller(kKeyTile, tile.row_limits[r + rows] - begin) == seen) {
-                if (seen > 0)
-                    factors[rows] = soften(scores + (r + rows) * kKeyTile, seen, state.maximum[r + rows],
+                   larger(0, tile.row_starts[r + rows] - begin) == first &&
+                   smaller(kKeyTile, tile.row_limits[r + rows] - begin) == behind) {
+                if (first < behind)
+                    factors[rows] = soften(scores + (r + rows) * kKeyTile, first, behind, state.maximum[r + rows],
                                            state.sum[r + rows]);
                 ++rows;
             }
-            if (seen > 0)
-                weigh_rest<Type, kAttentionRows>(rows, scores + r * kKeyTile, factors, values, seen,
-                                                 state.accumulator + r * dim, dim);
+            if (first < behind)
+                weigh_rest<Type, kAttentionRows>(rows, scores + r * kKeyTile + first, factors, values + first,
+                                                 behind - first, state.accumulator + r * dim, dim);
             r += rows;
         }
     }
@@ -236,6 +245,12 @@ void attend(const Cache& cache, const AttentionTile& tile, int64_t split, const 
 void merge(const AttentionState& into, const AttentionState& from, int64_t rows, int64_t dim) {
     for (int64_t r = 0; r < rows; ++r) {
         if (from.sum[r] == 0.0f) continue;  // the row sees no key of that split
+        if (into.sum[r] == 0.0f) {          // nor of the ones before: its window begins in that split
+            into.maximum[r] = from.maximum[r];
+            into.sum[r] = from.sum[r];
+            memcpy(into.accumulator + r * dim, from.accumulator + r * dim, (size_t)dim * sizeof(float));
+            continue;
+        }
         const float best = into.maximum[r] > from.maximum[r] ? into.maximum[r] : from.maximum[r];
         const float old_factor = exponential(into.maximum[r] - best);
         const float new_factor = exponential(from.maximum[r] - best);

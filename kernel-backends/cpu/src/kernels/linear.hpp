@@ -61,6 +61,7 @@ inline void prefetch(const uint8_t* p, bool near) {
 }
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 inline void write_rows(const Weight& weight, const float* sums, float* out, int64_t row, int64_t count) {
     for (int64_t r = 0; r < count; ++r) out[row + r] = weight.bias ? sums[r] + weight.bias[row + r] : sums[r];

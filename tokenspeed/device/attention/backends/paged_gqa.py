@@ -9,11 +9,12 @@ from tokenspeed.layers.kernels import KernelBinder
 
 
 class Backend:
-    """Decode and extend for one full_history group.
+    """Decode and extend for one full_history or sliding_window group.
 
     Persistent metadata for ``max_rows`` rows: page tables (for history groups of one entry a token a block is a page),
     lengths, and the first query of each extending row. Views for a number of rows are made once and keep their
-    addresses. ``caches`` are each layer's keys and values [blocks, kv heads, granularity, head_dim].
+    addresses. ``caches`` are each layer's keys and values [blocks, kv heads, granularity, head_dim]. With a ``window``
+    the kernels read no block that lies before it, so its entry in the block table may be null.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class Backend:
         group_id: str,
         caches: Sequence[tuple[torch.Tensor, torch.Tensor]],
         num_heads: int,
+        window: int,
         max_rows: int,
         table_slots: int,
     ) -> None:
@@ -30,10 +32,18 @@ class Backend:
         self._group_id = group_id
         self._caches = tuple(caches)
         self._scale = head_dim**-0.5
-        geometry = {"head_dim": head_dim, "q_per_kv": num_heads // kv_heads, "page": granularity}
-        kv_dtype = caches[0][0].dtype
-        self._decode = kernels.attention_read("decode", kv_dtype=kv_dtype, **geometry)
-        self._extend = kernels.attention_read("extend", kv_dtype=kv_dtype, **geometry)
+        self._window = window
+        self._decode, self._extend = (
+            kernels.attention_read(
+                mode,
+                head_dim=head_dim,
+                q_per_kv=num_heads // kv_heads,
+                page=granularity,
+                windowed=window > 0,
+                kv_dtype=caches[0][0].dtype,
+            )
+            for mode in ("decode", "extend")
+        )
         self._decode_rows = _Rows(max_rows, table_slots)
         self._extend_rows = _Rows(max_rows, table_slots)
         self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32)
@@ -89,11 +99,11 @@ class Backend:
         if tokens:
             pages, seq_lens = self._extend_rows.views
             starts = self._query_start[: self._extend_bs + 1]
-            self._extend(q[:tokens], k_cache, v_cache, pages, starts, seq_lens, self._scale, out[:tokens])
+            self._extend(q[:tokens], k_cache, v_cache, pages, starts, seq_lens, self._scale, self._window, out[:tokens])
             q, out = q[tokens:], out[tokens:]
         if self._decode_bs:
             pages, seq_lens = self._decode_rows.views
-            self._decode(q, k_cache, v_cache, pages, seq_lens, self._scale, out)
+            self._decode(q, k_cache, v_cache, pages, seq_lens, self._scale, self._window, out)
 
 
 class _Rows:
