@@ -21,17 +21,22 @@ from numpy.typing import NDArray
 from tokenspeed_scheduler import CacheGroup, Event, Finish, ForwardResult, Plan, Scheduler, SchedulerConfig
 
 GRANULARITY = 64
-UNBOUNDED = 1 << 20
+UNBOUNDED = 1 << 21
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table: the varied value, microseconds a call (medians, and the 99th percentile), mean rows."""
+    """One line of a table: the varied value, microseconds a call (medians, and the 99th percentile), mean rows.
+
+    A step is plan() and the advance() beside it.
+    """
 
     value: int
     plan_us: float
     plan_p99_us: float
     advance_us: float
+    step_us: float
+    step_p99_us: float
     rows: float
 
 
@@ -92,11 +97,14 @@ class Loop:
         self.plan_us, self.advance_us, self.rows = [], [], []
 
     def line(self, value: int) -> Line:
+        steps = [plan + advance for plan, advance in zip(self.plan_us, self.advance_us, strict=True)]
         return Line(
             value=value,
             plan_us=statistics.median(self.plan_us),
             plan_p99_us=sorted(self.plan_us)[len(self.plan_us) * 99 // 100],
             advance_us=statistics.median(self.advance_us),
+            step_us=statistics.median(steps),
+            step_p99_us=sorted(steps)[len(steps) * 99 // 100],
             rows=statistics.fmean(self.rows),
         )
 
@@ -124,7 +132,7 @@ def measure(loop: Loop, rounds: int, value: int) -> Line:
 def waiting_for_blocks(waiting: int, rounds: int) -> Line:
     """32 decoders hold a full pool; ``waiting`` prompts of 1000 tokens wait for blocks."""
     random = np.random.default_rng(0)
-    residents, length, new = 32, 1000, UNBOUNDED // 1024
+    residents, length, new = 32, 1000, 1024
     blocks = residents * -(-(length + new) // GRANULARITY)
     loop = Loop(make_scheduler(blocks=blocks, seqs=256))
     for handle in range(residents):

@@ -88,7 +88,8 @@ def test_folding_gives_tokens_and_blocks() -> None:
     assert (facts.block_granularity, facts.bytes_per_block, facts.children_per_parent) == (8, 10, 3)
     window = fold(history(kind="sliding_window", sliding_window_tokens=99), bytes_per_block=1, children_per_parent=1)
     assert window.sliding_window_tokens == 99
-    assert fold(state(), bytes_per_block=1, children_per_parent=1).block_granularity == 64
+    kept = fold(state(), bytes_per_block=1, children_per_parent=1)
+    assert (kept.block_granularity, kept.checkpoint_granularity) == (0, 64)
 
 
 def test_parents_are_the_least_size_that_all_blocks_divide() -> None:

@@ -1,5 +1,6 @@
 """How large the KV cache becomes, what a sequence may be, and what the machine is found to have."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tiny_models import random_config, resolved
 from tokenspeed.device import sizing
 from tokenspeed.device.cache_arena import ArenaLayout
 from tokenspeed.device.sizing import CacheSize, MemoryPlanError, cache_size, kv_dtype
+from tokenspeed.layers.cache_spec import CacheFieldSpec, CacheGroupSpec
 from tokenspeed.models import architecture
 from tokenspeed.recipes.host import available_cores, free_memory_bytes
 from tokenspeed.recipes.model_config import read_model_config
@@ -28,7 +30,56 @@ def size(*, free: int = 10 * GIB, weight_bytes: int = 0, monkeypatch: pytest.Mon
 
 def test_all_sequences_fit_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     found = size(max_seqs=4, max_len=100, overlap=1, monkeypatch=monkeypatch)
-    assert found == CacheSize(num_parents=4 * 7, max_model_len=100, table_slots=7)
+    assert found == CacheSize(num_parents=4 * 7, kv_tokens=4 * 7 * 16, max_model_len=100, table_slots=7)
+
+
+def test_every_group_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window needs its blocks and two more however long a sequence is, a state two: the scheduler's arithmetic."""
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 10 * GIB)
+    fields = (CacheFieldSpec(name="k", heads=2, dim=16),)
+    history = {"fields": fields, "rows_per_page": 16, "entry_stride_tokens": 1}
+    layout = ArenaLayout.of(
+        [
+            CacheGroupSpec(group_id="full", kind="full_history", layers=(0,), **history),
+            CacheGroupSpec(group_id="window", kind="sliding_window", layers=(1,), sliding_window_tokens=32, **history),
+            CacheGroupSpec(
+                group_id="state",
+                kind="state",
+                layers=(2,),
+                fields=(CacheFieldSpec(name="ssm", heads=1, dim=256),),
+                checkpoint_granularity=64,
+            ),
+        ],
+        torch.float32,
+    )
+    assert [facts.children_per_parent for facts in layout.facts] == [1, 1, 2]
+    config = resolved(RANDOM, max_seqs=3, max_len=200, overlap=0)
+    found = cache_size(config, CONFIG, layout, weight_bytes=0)
+    assert found.num_parents == 3 * (13 + 4 + 1)
+    assert found.kv_tokens == (3 * 18 - 4 - 1) * 16
+    assert (found.max_model_len, found.table_slots) == (200, 13)
+    tight = config.model_copy(update={"kv": config.kv.model_copy(update={"bytes": 18 * layout.parent_bytes})})
+    with pytest.raises(MemoryPlanError, match="19 parents of 2048 bytes need"):
+        cache_size(tight, CONFIG, layout, weight_bytes=0)
+
+
+def test_the_host_pool_counts_its_null_parent_and_takes_from_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = ArenaLayout.of(architecture("llama").cache_groups(CONFIG, granularity=16), torch.float32)
+    config = resolved(RANDOM, max_len=100)
+    assert sizing.host_parents(config, layout) == 0
+    hosted = config.model_copy(update={"kv": config.kv.model_copy(update={"host_bytes": 9 * PARENT + 5})})
+    assert sizing.host_parents(hosted, layout) == 8
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 4 * 11 * PARENT + 9 * PARENT + 5)
+    assert cache_size(hosted, CONFIG, layout, weight_bytes=0).num_parents == 10
+
+
+def test_the_storage_takes_a_tenth_of_its_file_system_unless_it_is_told(tmp_path: Path) -> None:
+    config = resolved(RANDOM)
+    at = {"storage_dir": str(tmp_path / "not" / "made" / "yet")}
+    config = config.model_copy(update={"kv": config.kv.model_copy(update=at)})
+    assert sizing.storage_limit(config) == shutil.disk_usage(tmp_path).total // 10
+    told = config.model_copy(update={"kv": config.kv.model_copy(update={"storage_bytes": 77})})
+    assert sizing.storage_limit(told) == 77
 
 
 def test_overlapping_steps_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +106,7 @@ def test_explicit_bytes_count_the_null_parent(monkeypatch: pytest.MonkeyPatch) -
     ("changes", "words"),
     [
         ({"max_len": 257}, "max_len is 257 tokens, the model was made for 256"),
-        ({"max_len": 100, "kv_bytes": 5 * PARENT}, r"kv\.bytes.*8 blocks of 16 tokens need"),
+        ({"max_len": 100, "kv_bytes": 5 * PARENT}, r"kv\.bytes.*8 parents of 8192 bytes need"),
         ({"max_len": 0, "kv_bytes": PARENT}, "raise kv.bytes, or lower scheduler.max_len or kv.granularity"),
         ({"max_len": 100, "free": 4 * PARENT}, "a quarter of the free memory"),
         ({"max_len": 0, "free": 100, "weight_bytes": 1000}, "may take 0.000 GiB"),

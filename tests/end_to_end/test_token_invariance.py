@@ -1,7 +1,7 @@
 """Tokens depend on the prompt and the sampling parameters, and on nothing else that happens in the engine.
 
 A small random model runs in this process, through scheduler, loop, handle and kernels, under drawn chunks, overlap,
-pool sizes (small ones retract), orders and company; the tokens must be those of each request alone.
+pool sizes (small ones retract), host pools, orders and company; the tokens must be those of each request alone.
 """
 
 import json
@@ -43,13 +43,22 @@ MODEL = ModelSource(
 )
 
 
-def config_of(*, chunk: int, overlap: int, blocks: int, prefix_cache: bool, max_seqs: int = 8) -> ResolvedConfig:
+def config_of(
+    *, chunk: int, overlap: int, blocks: int, prefix_cache: bool, max_seqs: int = 8, host_blocks: int = 0
+) -> ResolvedConfig:
+    """A pool of ``blocks`` usable blocks, and a host pool of ``host_blocks`` behind it where that is not 0."""
+    host_bytes = (host_blocks + 1) * BYTES_PER_BLOCK if host_blocks else 0
     return ResolvedConfig(
         name="random",
         served_name="random",
         model=MODEL,
         threads=1,
-        kv=KVConfig(dtype="float32", granularity=GRANULARITY, bytes=(blocks + 1) * BYTES_PER_BLOCK),
+        kv=KVConfig(
+            dtype="float32",
+            granularity=GRANULARITY,
+            bytes=(blocks + 1) * BYTES_PER_BLOCK,
+            host_bytes=host_bytes,
+        ),
         scheduler=SchedulerSettings(
             max_len=160, max_seqs=max_seqs, chunk=chunk, overlap=overlap, prefix_cache=prefix_cache
         ),
@@ -96,6 +105,7 @@ def alone() -> dict[int, list[int]]:
     overlap=st.integers(0, 1),
     blocks=st.sampled_from([11, 13, 16, 60]),
     prefix_cache=st.booleans(),
+    host_blocks=st.sampled_from([0, 3, 60]),
     order=st.permutations(REQUESTS),
     gaps=st.lists(st.integers(0, 5), min_size=len(REQUESTS), max_size=len(REQUESTS)),
 )
@@ -105,10 +115,11 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
     overlap: int,
     blocks: int,
     prefix_cache: bool,
+    host_blocks: int,
     order: list[Submit],
     gaps: list[int],
 ) -> None:
-    config = config_of(chunk=chunk, overlap=overlap, blocks=blocks, prefix_cache=prefix_cache)
+    config = config_of(chunk=chunk, overlap=overlap, blocks=blocks, prefix_cache=prefix_cache, host_blocks=host_blocks)
     run = run_requests(config, order, gaps)
     assert run.tokens == alone
     assert run.held == 0
@@ -116,8 +127,8 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
 
 def test_a_small_pool_really_retracts_and_a_shared_prefix_really_hits(alone: dict[int, list[int]]) -> None:
     tight = run_requests(config_of(chunk=64, overlap=1, blocks=11, prefix_cache=True), REQUESTS)
-    assert tight.retractions > 0
+    assert tight.counters.retractions > 0
     assert tight.tokens == alone
     roomy = run_requests(config_of(chunk=64, overlap=1, blocks=60, prefix_cache=True), REQUESTS, [8] * len(REQUESTS))
-    assert roomy.prefix_hit_tokens > 0
+    assert roomy.counters.prefix_hit_tokens > 0
     assert roomy.tokens == alone

@@ -80,6 +80,15 @@ def test_kimi_on_b200_is_the_published_arithmetic(make_machine: MakeMachine) -> 
     assert "missing   model family kimi_k25" in text
 
 
+def test_the_tiers_are_counted_and_shown(make_machine: MakeMachine) -> None:
+    tiers = "kv.bytes=64MiB kv.host_bytes=1GiB kv.storage_dir=/kv"
+    found = plan(make_machine(), "smollm2-135m", tiers)
+    text = "\n".join(render_plan(found))
+    assert "host 1.00 GiB, behind it /kv (a tenth of its file system)" in text
+    with pytest.raises(DoesNotFit, match=r"KV cache \(2000\.06 GiB\) exceed"):
+        plan(make_machine(), "smollm2-135m", "kv.bytes=64MiB kv.host_bytes=2000GiB").refuse_misfit()
+
+
 def test_ranks_share_what_is_not_replicated() -> None:
     group = CacheGroup(id="full", layers=2, values_per_layer=128)
     assert group_bytes_per_token(group, "bfloat16", 4) == 2 * 128 * 2 // 4

@@ -189,13 +189,50 @@ def test_each_flag_stands_for_one_key_that_exists() -> None:
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_each_flag_reaches_its_key(flag: Flag, recipes: Path, make_machine: MakeMachine, tmp_path: Path) -> None:
-    samples: dict[str, object] = {"kv.dtype": "float16", "kv.granularity": 32, "enforce": "determinism"}
+    samples: dict[str, object] = {
+        "kv.dtype": "float16",
+        "kv.granularity": 32,
+        "enforce": "determinism",
+        "scheduler.implementation": "reference",
+    }
     by_kind = {"text": str(tmp_path), "integer": 1, "number": 1.5, "switch": False, "gib": 0.5}
+    stands_on = {"kv.storage_dir": {"host_cache_gb": 1.0}}
+    stands_on["kv.storage_bytes"] = {"storage_dir": str(tmp_path), "host_cache_gb": 1.0}
     given = samples.get(flag.key, by_kind[flag.kind])
-    resolution = resolve("small", make_machine(), overrides=flag_values({flag.parameter: given}))
+    flags = {**stands_on.get(flag.key, {}), flag.parameter: given}
+    resolution = resolve("small", make_machine(), overrides=flag_values(flags))
     expected = 1 << 29 if flag.kind == "gib" else given
     assert settings(resolution.keys)[flag.key] == expected
     assert resolution.sources[flag.key] == flag.name
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        ("kv.storage_dir=/kv", r"SET kv\.storage_dir: kv\.storage_dir needs kv\.host_bytes.*set --host-cache-gb"),
+        ("kv.storage_dir=/kv kv.host_bytes=0", "needs kv.host_bytes"),
+        ("kv.storage_bytes=5GiB", r"SET kv\.storage_bytes: .* there is none; set --storage-dir"),
+        (
+            "kv.storage_dir=/kv kv.host_bytes=1GiB scheduler.prefix_cache=false",
+            r"kv\.storage_dir needs scheduler\.prefix_cache",
+        ),
+    ],
+)
+def test_a_storage_without_what_it_stands_on_is_refused_by_name(
+    recipes: Path, make_machine: MakeMachine, assignments: str, message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        resolve("small", make_machine(), overrides=set_values(assignments.split()))
+
+
+def test_layers_may_each_say_a_part_of_the_tiers(recipes: Path, make_machine: MakeMachine) -> None:
+    text = (recipes / "small.yaml").read_text()
+    text = text.replace("  scheduler: {max_seqs: 16}", "  scheduler: {max_seqs: 16}\n  kv: {host_bytes: 64 MiB}")
+    (recipes / "small.yaml").write_text(text)
+    config = resolved_smoke(make_machine(), "kv.storage_dir=kv/store", "kv.storage_bytes=1GiB")
+    assert config.kv.host_bytes == 64 << 20
+    assert config.kv.storage_dir == str(Path.cwd() / "kv/store")
+    assert config.kv.storage_bytes == 1 << 30
 
 
 def test_offline_users_name_settings_like_flags(recipes: Path) -> None:

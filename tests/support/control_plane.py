@@ -1,20 +1,25 @@
 """A whole control plane over a TokenDevice, in one thread, for tests that drive it round by round."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from memory_channel import MemoryChannel
 from token_device import TokenDevice
 
 from tokenspeed.device.specs import DeviceSpecs, GroupFacts
+from tokenspeed.device.storage.backend import StorageBackend
 from tokenspeed.engine.loop import EventLoop
 from tokenspeed.engine.statistics import EngineStatistics
+from tokenspeed.launch.compose import scheduler_config
 from tokenspeed.messages import SamplingParameters, Submit
-from tokenspeed_scheduler import CacheGroup, Scheduler, SchedulerConfig
+from tokenspeed.recipes.resolved import SchedulerSettings
+from tokenspeed_scheduler import Scheduler
 
 
 class ControlPlane:
-    """Scheduler, loop, channel and device; ``loop.round()`` makes one round."""
+    """Scheduler, loop, channel and device; ``loop.round()`` makes one round. One full-history group of ``granularity``
+    unless ``groups`` says otherwise; ``num_blocks`` counts parents."""
 
     def __init__(
         self,
@@ -26,37 +31,30 @@ class ControlPlane:
         chunk: int = 16,
         max_model_len: int = 200,
         prefix_cache: bool = True,
+        groups: Sequence[GroupFacts] = (),
+        host_parents: int = 0,
+        storage: StorageBackend | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_blocks = num_blocks
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                groups=[CacheGroup(group_id="full", kind="full_history", block_granularity=granularity)],
-                num_parents=num_blocks,
-                prefix_granularity=granularity,
-                max_num_seqs=max_num_seqs,
-                max_scheduled_tokens=chunk,
-                max_model_len=max_model_len,
-                overlap_depth=overlap,
-                prefix_cache=prefix_cache,
-            )
-        )
         self.device = TokenDevice(
-            granularity=granularity, num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+            granularity=granularity,
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            groups=groups,
+            host_parents=host_parents,
+            storage=storage,
         )
-        self.channel = MemoryChannel()
         specs = DeviceSpecs(
-            groups=(
-                GroupFacts(
-                    group_id="full",
-                    kind="full_history",
-                    block_granularity=granularity,
-                    children_per_parent=1,
-                    bytes_per_block=granularity * 4,
-                ),
-            ),
+            groups=self.device.groups,
             prefix_granularity=granularity,
             num_parents=num_blocks,
+            kv_tokens=0,
             arena_bytes=0,
+            host_parents=host_parents,
+            host_bytes=0,
+            storage=storage is not None,
             weight_bytes=0,
             workspace_bytes=0,
             vocab_size=1000,
@@ -65,6 +63,11 @@ class ControlPlane:
             device="test",
             kernels={},
         )
+        settings = SchedulerSettings(
+            max_len=max_model_len, max_seqs=max_num_seqs, chunk=chunk, overlap=overlap, prefix_cache=prefix_cache
+        )
+        self.scheduler = Scheduler(scheduler_config(settings, specs))
+        self.channel = MemoryChannel()
         self.loop = EventLoop(
             scheduler=self.scheduler,
             handle=self.device,
@@ -72,6 +75,8 @@ class ControlPlane:
             statistics=EngineStatistics(specs, role="fused"),
             max_model_len=max_model_len,
             overlap=overlap,
+            storage=specs.storage,
+            clock=clock,
         )
 
     def until_quiet(self, rounds: int = 5000) -> None:
@@ -85,9 +90,11 @@ class ControlPlane:
         raise AssertionError(f"still busy after {rounds} rounds")
 
     def assert_pool_is_whole(self) -> None:
-        (group,) = self.scheduler.snapshot().groups
-        assert group.held == 0
-        assert group.free + group.cached == group.total == self.num_blocks
+        groups = self.scheduler.snapshot().groups
+        assert [(counts.held, counts.pinned) for counts in groups] == [(0, 0)] * len(groups)
+        if len(groups) == 1:  # groups that share parents count the same empty one, each in its own blocks
+            (counts,) = groups
+            assert counts.free + counts.cached == counts.total == self.num_blocks
 
 
 def submit(

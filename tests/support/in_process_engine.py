@@ -7,6 +7,7 @@ from memory_channel import MemoryChannel
 
 from tokenspeed.launch.compose import compose_engine
 from tokenspeed.messages import Submit
+from tokenspeed.messages.snapshot import CounterSnapshot
 from tokenspeed.recipes.resolved import ResolvedConfig
 
 
@@ -16,13 +17,16 @@ class Run:
 
     tokens: dict[int, list[int]]
     channel: MemoryChannel
-    retractions: int
-    prefix_hit_tokens: int
+    counters: CounterSnapshot
     held: int
+
+    def cached(self, handle: int) -> int:
+        """Prompt tokens of the request that came from a cache, as its first output said."""
+        return next(output.cached_tokens for output in self.channel.outputs if output.handle == handle)
 
 
 def run_requests(config: ResolvedConfig, requests: Sequence[Submit], gaps: Sequence[int] = ()) -> Run:
-    """Submits the requests in order, ``gaps[i]`` rounds after the one before, and runs until all ended."""
+    """Submits the requests in order, each ``gaps[i]`` rounds before the next one, and runs until all ended."""
     channel = MemoryChannel()
     engine = compose_engine(config, channel, lambda phase, done=0, total=0, detail="": None)
     try:
@@ -41,7 +45,6 @@ def run_requests(config: ResolvedConfig, requests: Sequence[Submit], gaps: Seque
     return Run(
         tokens={request.handle: channel.tokens(request.handle) for request in requests},
         channel=channel,
-        retractions=last.counters.retractions,
-        prefix_hit_tokens=last.counters.prefix_hit_tokens,
+        counters=last.counters,
         held=sum(group.held for group in last.groups),
     )

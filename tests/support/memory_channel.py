@@ -1,5 +1,6 @@
 """A frontend inside the test: what it sends and what came back, as lists."""
 
+from tokenspeed.engine.loop import IDLE_WAIT_MS
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
     EngineInput,
@@ -14,7 +15,7 @@ from tokenspeed.messages.snapshot import StateSnapshot
 
 
 class MemoryChannel:
-    """Implements the loop's Channel. ``waits`` counts the times the loop had nothing to do and waited."""
+    """Implements the loop's Channel. ``waits`` counts the times the loop had nothing at all to do and waited."""
 
     def __init__(self) -> None:
         self.inbox: list[EngineInput] = []
@@ -42,7 +43,7 @@ class MemoryChannel:
         )
 
     def receive(self, timeout_ms: int) -> list[EngineInput]:
-        if timeout_ms and not self.inbox:
+        if timeout_ms >= IDLE_WAIT_MS and not self.inbox:
             self.waits += 1
         messages, self.inbox = self.inbox, []
         return messages

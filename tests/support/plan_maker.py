@@ -3,6 +3,7 @@
 It exists so that the execution plane can be tested by itself, with batches that the scheduler would not happen to make.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.device.handle import DeviceHandle, RowStart, StepResult
+from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.messages import SamplingParameters
 
 Ints = NDArray[np.int32]
@@ -32,6 +34,20 @@ class Delta:
 
 
 @dataclass
+class FakeOperation:
+    """The attributes of a CacheOperation; see there."""
+
+    op_id: int
+    kind: int
+    group: Ints = field(default_factory=ints)
+    source: Ints = field(default_factory=ints)
+    target: Ints = field(default_factory=ints)
+    digests: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
+    offsets: Ints = field(default_factory=ints)
+    handle: int = 0
+
+
+@dataclass
 class FakePlan:
     """The attributes of a Plan that the execution plane reads."""
 
@@ -47,6 +63,7 @@ class FakePlan:
     tables: list[Delta] = field(default_factory=lambda: [Delta()])
     zero_blocks: list[Ints] = field(default_factory=lambda: [ints()])
     copy_blocks: list[NDArray[np.int32]] = field(default_factory=lambda: [np.zeros((0, 2), np.int32)])
+    operations: list["FakeOperation"] = field(default_factory=list)
     aborts: list[object] = field(default_factory=list)
 
     @property
@@ -58,9 +75,24 @@ class FakePlan:
         return self.row
 
 
+@dataclass(frozen=True)
+class Group:
+    """A cache group: the tokens that stay visible (0: all), and how many of its blocks make a parent."""
+
+    window: int = 0
+    children: int = 1
+
+
+def groups_of(specs: DeviceSpecs) -> list[Group]:
+    return [Group(facts.sliding_window_tokens, facts.children_per_parent) for facts in specs.groups]
+
+
 @dataclass
 class Request:
-    """One request in pool row ``row``; ``chunk`` tokens of the prompt are prefilled a step."""
+    """One request in pool row ``row``; ``chunk`` tokens of the prompt are prefilled a step.
+
+    ``cached`` tokens are computed already; ``blocks`` then lists, for each group, the ones that hold them (0: none).
+    """
 
     prompt: Sequence[int]
     row: int
@@ -68,10 +100,14 @@ class Request:
     chunk: int = 1 << 30
     sampling: SamplingParameters = field(default_factory=lambda: SamplingParameters(top_k=1))
     output: list[int] = field(default_factory=list)
+    cached: int = 0
+    blocks: list[list[int]] = field(default_factory=list)
     computed: int = 0
-    version: int = 0
-    blocks: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     in_flight: int = 0
+
+    def __post_init__(self) -> None:
+        self.computed = self.computed or self.cached
 
     @property
     def planned_output(self) -> int:
@@ -83,11 +119,18 @@ class Request:
 
 
 class PlanMaker:
-    """Hands out blocks and makes plans; blocks are never reused, which a small test can afford."""
+    """Hands out blocks and makes plans.
 
-    def __init__(self, granularity: int) -> None:
+    Blocks that a window left are null from the next step on and handed out again at once, in that same step; others are
+    never reused, which a small test can afford.
+    """
+
+    def __init__(self, granularity: int, groups: Sequence[Group] = (Group(),)) -> None:
         self._granularity = granularity
-        self._next_block = 1
+        self._groups = groups
+        self._free: list[deque[int]] = [deque() for _ in groups]
+        self._holders: Counter[tuple[int, int]] = Counter()
+        self._next_parent = 1
         self._forward_id = 0
 
     def plan(self, requests: Sequence[Request], *, extra_slots: int = 0) -> tuple[FakePlan, list[RowStart]]:
@@ -97,17 +140,18 @@ class PlanMaker:
         self._forward_id += 1
         columns: list[tuple[int, int, int, int, int, int]] = []
         ids: list[int] = []
-        delta: list[tuple[int, int, list[int], int]] = []
+        deltas: list[list[tuple[int, int, list[int], int]]] = [[] for _ in self._groups]
         for request in ordered:
             total = len(request.prompt)
             decoding = request.computed >= total
             length = 1 if decoding else min(request.chunk, total - request.computed)
-            if request.computed == 0:
+            if request.computed == request.cached:
                 starts.append(self._start(request))
             ids += [-1] if decoding else list(request.prompt[request.computed : request.computed + length])
             samples = int(request.computed + length >= total)
             columns.append((request.row, int(decoding), length, request.computed, total, samples))
-            self._grow(request, request.computed + length + extra_slots, delta)
+            for group, delta in enumerate(deltas):
+                self._update(request, group, request.computed + length + extra_slots, delta)
             request.computed += length
             request.in_flight += samples
         plan.forward_id = self._forward_id
@@ -115,7 +159,9 @@ class PlanMaker:
             ints(column) for column in zip(*columns, strict=True)
         )
         plan.input_ids = ints(ids)
-        plan.tables = [_delta(delta)]
+        plan.tables = [_delta(delta) for delta in deltas]
+        plan.zero_blocks = [ints() for _ in deltas]
+        plan.copy_blocks = [np.zeros((0, 2), np.int32) for _ in deltas]
         return plan, starts
 
     def _decodes(self, request: Request) -> bool:
@@ -125,14 +171,44 @@ class PlanMaker:
         prompt = ints(request.prompt)
         return RowStart(handle=request.row, row=request.row, sampling=request.sampling, prompt=prompt, output=ints())
 
-    def _grow(self, request: Request, tokens: int, delta: list[tuple[int, int, list[int], int]]) -> None:
-        needed = -(-tokens // self._granularity) - len(request.blocks)
-        if needed > 0:
-            new = list(range(self._next_block, self._next_block + needed))
-            self._next_block += needed
-            delta.append((request.row, len(request.blocks), new, request.version))
-            request.blocks += new
-            request.version += 1
+    def _update(self, request: Request, group: int, tokens: int, delta: list[tuple[int, int, list[int], int]]) -> None:
+        """Drops the blocks before the window of the step's first query, then adds those that ``tokens`` tokens need."""
+        if len(request.versions) == group:
+            request.versions.append(0)
+            if group == len(request.blocks):
+                request.blocks.append([])
+            blocks, before = request.blocks[group], []
+            self._holders.update((group, block) for block in blocks)
+        else:
+            blocks = request.blocks[group]
+            before = list(blocks)
+        window = self._groups[group].window
+        hidden = max(0, request.computed - window + 1) // self._granularity if window else 0
+        for slot, block in enumerate(blocks[:hidden]):
+            if block:
+                self._drop(group, block)
+                blocks[slot] = 0
+        while len(blocks) * self._granularity < tokens:
+            blocks.append(self._take(group))
+        first = next((slot for slot, pair in enumerate(zip(before, blocks, strict=False)) if pair[0] != pair[1]), None)
+        first = len(before) if first is None else first
+        if blocks[first:]:
+            delta.append((request.row, first, blocks[first:], request.versions[group]))
+            request.versions[group] += 1
+
+    def _take(self, group: int) -> int:
+        free, children = self._free[group], self._groups[group].children
+        if not free:
+            free.extend(range(self._next_parent * children, (self._next_parent + 1) * children))
+            self._next_parent += 1
+        block = free.popleft()
+        self._holders[group, block] = 1
+        return block
+
+    def _drop(self, group: int, block: int) -> None:
+        self._holders[group, block] -= 1
+        if not self._holders[group, block]:
+            self._free[group].appendleft(block)
 
 
 def _delta(entries: list[tuple[int, int, list[int], int]]) -> Delta:
@@ -160,6 +236,7 @@ def run(
     requests: Sequence[Request],
     *,
     granularity: int,
+    groups: Sequence[Group] = (Group(),),
     overlap: int = 0,
     join: Callable[[int, Request], bool] = lambda step, request: True,
     watch: Callable[[FakePlan, StepResult], None] = lambda plan, result: None,
@@ -169,7 +246,7 @@ def run(
     ``join(step, request)`` says whether a request that has not begun takes part in a step; ``overlap`` steps are queued
     before a result is read.
     """
-    maker, step = PlanMaker(granularity), 0
+    maker, step = PlanMaker(granularity, groups), 0
     waiting: list[tuple[FakePlan, object]] = []
     while True:
         active = [request for request in requests if not request.is_done and (request.computed or join(step, request))]

@@ -67,6 +67,7 @@ def resolved(
     overlap: int = 1,
     kv_dtype: str = "auto",
     kv_bytes: int = 0,
+    host_bytes: int = 0,
     enforce: str = "latency",
 ) -> ResolvedConfig:
     """A configuration of test size for a checkpoint folder or a source."""
@@ -76,7 +77,7 @@ def resolved(
         served_name="tiny",
         model=model,
         threads=1,
-        kv=KVConfig(dtype=kv_dtype, granularity=granularity, bytes=kv_bytes),
+        kv=KVConfig(dtype=kv_dtype, granularity=granularity, bytes=kv_bytes, host_bytes=host_bytes),
         scheduler=SchedulerSettings(max_len=max_len, max_seqs=max_seqs, chunk=chunk, overlap=overlap),
         kernels=dict(kernels or {}),
         enforce=enforce,

@@ -141,6 +141,17 @@ def doctor(port: Annotated[int, typer.Option("--port", help="the port to look at
 
 
 @app.command()
+def replay(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="what --journal wrote")],
+    dump: Annotated[int | None, typer.Option("--dump", metavar="N", help="print the rounds around round N")] = None,
+) -> None:
+    """Feed a journal to a fresh scheduler and compare every plan (exit code 1: one differs)."""
+    from tokenspeed.cli.replay import replay_journal
+
+    raise typer.Exit(replay_journal(file, dump))
+
+
+@app.command()
 def env(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
     """Print versions, the machine and the kernels: what a report of a fault should hold."""
     from tokenspeed.cli.environment import show_environment
@@ -225,9 +236,10 @@ def _exit_code(error: Exception) -> int | None:
     from tokenspeed.recipes.resolve import UnsupportedError
     from tokenspeed.recipes.selection import DoesNotFit
     from tokenspeed.recipes.weights import FetchError
+    from tokenspeed.telemetry.journal import JournalError
 
     if isinstance(error, DoesNotFit):
         return EXIT_DOES_NOT_FIT
-    if isinstance(error, RecipeError | CheckpointError | UnsupportedError | FetchError | ServerError):
+    if isinstance(error, RecipeError | CheckpointError | UnsupportedError | FetchError | ServerError | JournalError):
         return EXIT_USAGE
     return None

@@ -1,25 +1,35 @@
 """Builds everything that touches the device, as locals, and returns plain facts and a handle."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
 
+from tokenspeed.device.attention.backend import AttentionBackend
 from tokenspeed.device.attention.backends import backend_class
+from tokenspeed.device.attention.router import attention_of
 from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
+from tokenspeed.device.cache_operations import CacheOperations
 from tokenspeed.device.forward_thread import ForwardThread
 from tokenspeed.device.handle import DeviceHandle
+from tokenspeed.device.host_arena import HostArena
 from tokenspeed.device.local_handle import LocalDeviceHandle
 from tokenspeed.device.runner import Runner, RunnerParts
 from tokenspeed.device.sampling.backends import make_backend
 from tokenspeed.device.sampling.sampler import Sampler
-from tokenspeed.device.sizing import CacheSize, cache_size, kv_dtype
+from tokenspeed.device.sizing import CacheSize, cache_size, host_parents, kv_dtype, storage_limit
 from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.device.step_inputs import StepInputs
+from tokenspeed.device.storage.directory import DirectoryStorage
+from tokenspeed.device.storage.fingerprint import fingerprint
+from tokenspeed.device.storage.tier import StorageTier
 from tokenspeed.device.warm_up import warm_up
+from tokenspeed.layers.batch import LayerCache
+from tokenspeed.layers.cache_spec import CacheGroupSpec, group_of_layers
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.loader import load_weights, open_source
 from tokenspeed.layers.weights import LoadedWeights
@@ -71,11 +81,12 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
     with binding_objective(config.enforce):
         parts, workspace_bytes = _assemble(config, model_config, family, weights, layout, size, kernels)
     report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
+    host, storage = _tiers(config, layout, kernels)
     thread = ForwardThread()
     try:
         # OpenMP keeps its team size for each thread that starts one.
         thread.run(lambda: torch.set_num_threads(threads))
-        runner = Runner(parts)
+        runner = Runner(parts, CacheOperations(parts.arena, host, storage))
         warm_up(
             lambda plan: thread.run(lambda: runner.execute(cast("Plan", plan), (), 0.0)),
             chunk=min(config.scheduler.chunk, size.max_model_len),
@@ -85,12 +96,18 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         )
     except BaseException:
         thread.shutdown()
+        if storage is not None:
+            storage.shutdown()
         raise
     specs = DeviceSpecs(
         groups=layout.facts,
         prefix_granularity=config.kv.granularity,
         num_parents=size.num_parents,
+        kv_tokens=size.kv_tokens,
         arena_bytes=parts.arena.nbytes,
+        host_parents=0 if host is None else host.num_parents,
+        host_bytes=0 if host is None else host.nbytes,
+        storage=storage is not None,
         weight_bytes=weights.nbytes,
         workspace_bytes=workspace_bytes,
         vocab_size=model_config.vocab_size,
@@ -99,7 +116,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         device=config.device,
         kernels=dict(kernels.chosen),
     )
-    return DeviceBuild(specs=specs, handle=LocalDeviceHandle(thread, runner.execute))
+    return DeviceBuild(specs=specs, handle=LocalDeviceHandle(thread, runner.execute, storage))
 
 
 def _load(config: ResolvedConfig, model: ModelConfig, family: Architecture, report: Report) -> LoadedWeights:
@@ -111,6 +128,20 @@ def _load(config: ResolvedConfig, model: ModelConfig, family: Architecture, repo
         tied=model.tie_word_embeddings,
         report=lambda done, total, detail: report("load", done, total, detail),
     )
+
+
+def _tiers(
+    config: ResolvedConfig, layout: ArenaLayout, kernels: KernelBinder
+) -> tuple[HostArena | None, StorageTier | None]:
+    """Makes the host pool and the storage behind it, where they are asked for; all kernels are bound by now."""
+    parents = host_parents(config, layout)
+    host = HostArena(layout, parents) if parents else None
+    if host is None or not config.kv.storage_dir:
+        return host, None
+    blocks = {facts.group_id: facts.bytes_per_block for facts in layout.facts}
+    identity = fingerprint(config.model, layout, prefix_granularity=config.kv.granularity, kernels=dict(kernels.chosen))
+    backend = DirectoryStorage(Path(config.kv.storage_dir), identity, blocks, storage_limit(config))
+    return host, StorageTier(backend, host, [facts.group_id for facts in layout.facts])
 
 
 def _assemble(
@@ -139,8 +170,10 @@ def _assemble(
         max_logit_rows=logit_rows,
         max_positions=size.max_model_len + settings.overlap,
     )
-    group = layout.groups[0]
-    caches = [(arena.field(0, layer, "k"), arena.field(0, layer, "v")) for layer in group.layers]
+    caches = [
+        LayerCache(group=group, k=arena.field(group, layer, "k"), v=arena.field(group, layer, "v"))
+        for layer, group in enumerate(group_of_layers(layout.groups))
+    ]
     model.bind_cache(caches)
     tables = [
         BlockTables(
@@ -163,14 +196,7 @@ def _assemble(
             max_tokens=max_tokens,
             vocab_size=model_config.vocab_size,
         ),
-        attention=backend_class("paged_gqa")(
-            kernels,
-            group_id=group.group_id,
-            caches=caches,
-            num_heads=model_config.num_heads,
-            max_rows=settings.max_seqs,
-            table_slots=size.table_slots,
-        ),
+        attention=_attention(layout.groups, caches, kernels, model_config, settings.max_seqs, size.table_slots),
         sampler=Sampler(
             make_backend("registry", kernels),
             num_rows=pool_rows,
@@ -180,3 +206,27 @@ def _assemble(
         max_logit_rows=logit_rows,
     )
     return parts, model.workspace_bytes
+
+
+def _attention(
+    groups: Sequence[CacheGroupSpec],
+    caches: Sequence[LayerCache],
+    kernels: KernelBinder,
+    model: ModelConfig,
+    max_rows: int,
+    table_slots: int,
+) -> AttentionBackend:
+    """One backend a cache group over its layers' caches, and what sends each layer to its own."""
+    backends = [
+        backend_class("paged_gqa")(
+            kernels,
+            group_id=group.group_id,
+            caches=[(caches[layer].k, caches[layer].v) for layer in group.layers],
+            num_heads=model.num_heads,
+            window=group.sliding_window_tokens or 0,
+            max_rows=max_rows,
+            table_slots=table_slots,
+        )
+        for group in groups
+    ]
+    return attention_of(groups, backends)

@@ -21,18 +21,16 @@ from tokenspeed.layers.cache_spec import CacheGroupSpec
 def fold(spec: CacheGroupSpec, *, bytes_per_block: int, children_per_parent: int) -> GroupFacts:
     """Folds a declaration into what the scheduler takes: tokens and blocks.
 
-    Beyond this line pages and row geometry do not exist. A state group's granularity is that of its checkpoints.
+    Beyond this line pages and row geometry do not exist. A state group has no rows, so its blocks cover no tokens.
     """
-    granularity = spec.checkpoint_granularity if spec.kind == "state" else spec.block_granularity
-    if granularity is None:
-        raise TypeError(f"cache group {spec.group_id!r} declares no granularity")
     return GroupFacts(
         group_id=spec.group_id,
         kind=spec.kind,
-        block_granularity=granularity,
+        block_granularity=0 if spec.kind == "state" else spec.block_granularity,
         children_per_parent=children_per_parent,
         bytes_per_block=bytes_per_block,
         sliding_window_tokens=spec.sliding_window_tokens or 0,
+        checkpoint_granularity=spec.checkpoint_granularity or 0,
     )
 
 
@@ -82,7 +80,7 @@ class CacheArena:
         self.layout = layout
         self.num_parents = num_parents
         self.nbytes = (num_parents + 1) * layout.parent_bytes
-        self._bytes = _huge_zeros(self.nbytes)
+        self._bytes = huge_zeros(self.nbytes)
 
     def num_blocks(self, group: int) -> int:
         """Blocks of the group, the null parent's included."""
@@ -104,20 +102,20 @@ class CacheArena:
             offset += cache_field.heads * rows * cache_field.dim
         raise KeyError(f"cache group {spec.group_id!r} has no field {name!r}")
 
-    def _blocks(self, group: int) -> torch.Tensor:
+    def blocks(self, group: int) -> torch.Tensor:
         """uint8 [blocks, bytes of a block] of the group, a view."""
         return self._bytes.view(-1, self.layout.block_bytes[group])
 
     def zero(self, group: int, blocks: NDArray[np.int32]) -> None:
         """Zeroes whole blocks of the group."""
         if blocks.size:
-            self._blocks(group)[torch.from_numpy(blocks.astype(np.int64))] = 0
+            self.blocks(group)[torch.from_numpy(blocks.astype(np.int64))] = 0
 
     def copy(self, group: int, pairs: NDArray[np.int32]) -> None:
         """Copies whole blocks of the group, ``pairs`` [n, 2] (source, target), as if all at once."""
         if pairs.size:
             index = torch.from_numpy(pairs.astype(np.int64))
-            view = self._blocks(group)
+            view = self.blocks(group)
             view[index[:, 1]] = view[index[:, 0]]
 
     def poison(self) -> None:
@@ -125,7 +123,7 @@ class CacheArena:
         self._bytes[self.layout.parent_bytes :] = 0xFF
 
 
-def _huge_zeros(nbytes: int) -> torch.Tensor:
+def huge_zeros(nbytes: int) -> torch.Tensor:
     """uint8 [nbytes] of zeros in anonymous memory for which huge pages are asked."""
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RowStart:
-    """Said once, when a request begins (or, after a retraction, begins again) in a pool row.
+    """Said once, when a request begins in a pool row: its first chunk, or its first row after it was restored.
+
+    This is the slot state of a request that comes back, whole: no other copy of it is kept while it is retracted. Its
+    valid length is the plan's ``prefix_len``; random numbers depend on (seed, choice, position) only; the penalty
+    counts are those of ``prompt`` and ``output``, and the sampler counts them anew, which is exact, because nothing of
+    a victim was in flight; its last token is the last of ``output``.
 
     Attributes:
         handle: the request.
@@ -35,6 +40,14 @@ class RowStart:
     sampling: SamplingParameters
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationOutcome:
+    """A cache operation ended. ``succeeded`` uint8 [n], by block or key, or None where all did."""
+
+    op_id: int
+    succeeded: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +71,8 @@ class StepResult:
         logprobs: float32 [rows] of the sampled token, or None where no row asked.
         top_ids, top_logprobs: int32 and float32 [rows, k], k the largest count asked for; or None.
         prompt_logprobs: plan row to the slice of prompt log-probabilities that this chunk gave.
+        operations: the plan's copies, each with its outcome; storage operations run on and are told by
+            ``DeviceHandle.finished_operations``.
         timings: see StepTimings.
     """
 
@@ -68,6 +83,7 @@ class StepResult:
     top_ids: NDArray[np.int32] | None = None
     top_logprobs: NDArray[np.float32] | None = None
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    operations: tuple[OperationOutcome, ...] = ()
     timings: StepTimings
 
 
@@ -96,11 +112,16 @@ class DeviceHandle(Protocol):
     def execute(self, plan: "Plan", starts: Sequence[RowStart]) -> PendingStep:
         """Queues a plan: image saves and write-backs, zero, copies, restores and load-backs, transfers, batch.
 
-        ``starts`` are the rows of the plan that begin. Never blocks and never raises for what the forward does: that
-        comes out of ``PendingStep.result``. The plan's arrays are kept alive until the step is done.
+        ``starts`` are the rows of the plan that begin. A plan may have operations and no rows. Never blocks and never
+        raises for what the forward does: that comes out of ``PendingStep.result``. The plan's arrays are kept alive
+        until the step, and every storage operation of it, is done.
         """
         ...
 
+    def finished_operations(self) -> list[OperationOutcome]:
+        """The storage operations that ended since this was last asked. Never blocks."""
+        ...
+
     def shutdown(self) -> None:
-        """Ends the forward thread after what was queued, and frees what the device side holds. May be called twice."""
+        """Ends the threads of the device side after what was queued, and frees what it holds. May be called twice."""
         ...

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from tokenspeed.device.forward_thread import ForwardThread
-from tokenspeed.device.handle import RowStart, StepResult
+from tokenspeed.device.handle import OperationOutcome, RowStart, StepResult
+from tokenspeed.device.storage.tier import StorageTier
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import Plan
@@ -29,10 +30,14 @@ class LocalPendingStep:
 
 
 class LocalDeviceHandle:
-    """See DeviceHandle. ``execute_plan`` runs on the forward thread; it holds all that the device side has."""
+    """See DeviceHandle. ``execute_plan`` runs on the forward thread; it holds all that the device side has.
 
-    def __init__(self, thread: ForwardThread, execute_plan: ExecutePlan) -> None:
+    ``storage`` is None where there is no storage tier.
+    """
+
+    def __init__(self, thread: ForwardThread, execute_plan: ExecutePlan, storage: StorageTier | None) -> None:
         self._thread = thread
+        self._storage = storage
         self._execute_plan: ExecutePlan | None = execute_plan
 
     def execute(self, plan: "Plan", starts: Sequence[RowStart]) -> LocalPendingStep:
@@ -44,7 +49,13 @@ class LocalDeviceHandle:
         future = self._thread.submit(lambda: execute_plan(plan, frozen, submitted))
         return LocalPendingStep(plan.forward_id, future)
 
+    def finished_operations(self) -> list[OperationOutcome]:
+        return [] if self._storage is None else self._storage.finished()
+
     def shutdown(self) -> None:
-        """Ends the forward thread after what was queued, then lets go of model, arena and weights."""
+        """Ends the forward thread, then those of the storage, after what was queued; lets go of arena and weights."""
         self._execute_plan = None
         self._thread.shutdown()
+        storage, self._storage = self._storage, None
+        if storage is not None:
+            storage.shutdown()

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokenspeed.device.attention.backend import AttentionBackend, ForwardMode
 from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import CacheArena
+from tokenspeed.device.cache_operations import CacheOperations
 from tokenspeed.device.handle import RowStart, StepResult, StepTimings
 from tokenspeed.device.sampling.sampler import Logprobs, Sampled, Sampler
 from tokenspeed.device.step_inputs import Step, StepInputs
@@ -40,18 +41,22 @@ class RunnerParts:
 class Runner:
     """One forward a plan, for prefilling and decoding rows together."""
 
-    def __init__(self, parts: RunnerParts) -> None:
+    def __init__(self, parts: RunnerParts, operations: CacheOperations) -> None:
         self._parts = parts
+        self._operations = operations
         self._table_tensors = {tables.group_id: tables.tensor for tables in parts.tables}
 
     def execute(self, plan: "Plan", starts: Sequence[RowStart], submitted: float) -> StepResult:
         """Runs ``plan``; ``submitted`` is when it was queued (time.perf_counter).
 
-        The order is the proof that a block may be reused within a round: tables, zero, copies, batch. Raises
-        BlockTableMismatch for tables that no longer agree, and whatever the forward raises.
+        The order is the proof that a block may be reused within a round: image saves and write-backs, zero, copies,
+        restores and load-backs, batch. Raises BlockTableMismatch for tables that no longer agree, and whatever the
+        forward raises; a copy to or from the host that fails is the outcome of its operation and nothing else.
         """
         began = time.perf_counter()
         parts = self._parts
+        operations = plan.operations
+        outcomes = self._operations.save(operations)
         for start in starts:
             for tables in parts.tables:
                 tables.begin(start.row)
@@ -59,12 +64,17 @@ class Runner:
             tables.apply(plan.tables[group])
             parts.arena.zero(group, plan.zero_blocks[group])
             parts.arena.copy(group, plan.copy_blocks[group])
+        outcomes += self._operations.load(operations)
         for start in starts:
             parts.sampler.begin(start)
+            if start.output.size:
+                parts.inputs.remember(np.array([start.row]), start.output[-1:])
         if plan.num_rows == 0:
-            return _empty_result(plan.forward_id, queued=began - submitted, prepare=time.perf_counter() - began)
-        with torch.inference_mode():
-            return self._batch(plan, submitted, began)
+            result = _empty_result(plan.forward_id, queued=began - submitted, prepare=time.perf_counter() - began)
+        else:
+            with torch.inference_mode():
+                result = self._batch(plan, submitted, began)
+        return replace(result, operations=tuple(outcomes)) if outcomes else result
 
     def _batch(self, plan: "Plan", submitted: float, began: float) -> StepResult:
         parts = self._parts

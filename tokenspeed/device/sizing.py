@@ -1,16 +1,22 @@
 """Decides how much the KV cache takes and how long a sequence may be, before anything of that size is allocated."""
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from tokenspeed.device.cache_arena import ArenaLayout
+from tokenspeed.device.capacity import longest_request, parents_for
 from tokenspeed.recipes.host import free_memory_bytes
 from tokenspeed.recipes.memory import cpu_pool_bytes, effective_cache_type
 from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import GIB, ResolvedConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+STATE_SLOTS = 2
+"""A state group's table has two slots, input and live."""
 
 
 class MemoryPlanError(ValueError):
@@ -19,9 +25,13 @@ class MemoryPlanError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheSize:
-    """``num_parents`` without the null parent; a sequence has ``max_model_len`` tokens, ``table_slots`` blocks."""
+    """``num_parents`` without the null parent; a sequence has ``max_model_len`` tokens, ``table_slots`` blocks.
+
+    ``kv_tokens`` is the longest request that the pool could hold.
+    """
 
     num_parents: int
+    kv_tokens: int
     max_model_len: int
     table_slots: int
 
@@ -45,27 +55,62 @@ def cache_size(config: ResolvedConfig, model: ModelConfig, layout: ArenaLayout, 
             f"scheduler.max_len is {settings.max_len} tokens, the model was made for {model.context_length}; lower it"
         )
     wanted_len = settings.max_len or model.context_length
-    per_sequence = slots_for(wanted_len, settings.overlap, granularity)
+    per_sequence = parents_for(config, layout.facts, wanted_len + settings.overlap)
     budget = cpu_pool_bytes(
         requested=config.kv.bytes,
         # One parent more than the sequences need: the null one.
         wanted=(settings.max_seqs * per_sequence + 1) * layout.parent_bytes,
-        free_bytes=free_memory_bytes() - weight_bytes,
+        free_bytes=free_memory_bytes() - weight_bytes - config.kv.host_bytes,
     )
-    knob = "kv.bytes" if config.kv.bytes else "a quarter of the free memory"
     parents = budget // layout.parent_bytes - 1
-    if parents < 1 or (settings.max_len and parents < per_sequence):
-        need = (per_sequence if settings.max_len else 1) + 1
+    holds = longest_request(config, layout.facts, parents)
+    if holds < 1 or (settings.max_len and parents < per_sequence):
+        need = (per_sequence if settings.max_len else parents_for(config, layout.facts, 2)) + 1
+        knob = "kv.bytes" if config.kv.bytes else "a quarter of the free memory"
         raise MemoryPlanError(
-            f"the KV cache may take {budget / GIB:.3f} GiB ({knob}), {need} blocks of {granularity} tokens need "
-            f"{need * layout.parent_bytes / GIB:.3f} GiB; raise kv.bytes, or lower scheduler.max_len or kv.granularity"
+            f"the KV cache may take {budget / GIB:.3f} GiB ({knob}), {need} parents of {layout.parent_bytes} bytes "
+            f"need {need * layout.parent_bytes / GIB:.3f} GiB; raise kv.bytes, or lower scheduler.max_len or "
+            "kv.granularity"
         )
-    held = parents * granularity
+    longest = min(wanted_len, holds)
     return CacheSize(
         num_parents=parents,
-        max_model_len=min(wanted_len, held),
-        table_slots=slots_for(min(wanted_len, held), settings.overlap, granularity),
+        kv_tokens=holds,
+        max_model_len=longest,
+        table_slots=max(slots_for(longest, settings.overlap, granularity), STATE_SLOTS),
     )
+
+
+def host_parents(config: ResolvedConfig, layout: ArenaLayout) -> int:
+    """Usable parents of the host pool, the null one set aside; 0 where none is asked for.
+
+    Raises MemoryPlanError where not even one parent fits, or a storage tier is asked for without a host pool.
+    """
+    if not config.kv.host_bytes:
+        if config.kv.storage_dir:
+            raise MemoryPlanError(
+                "kv.storage_dir needs kv.host_bytes: blocks go to the storage and come from it by the host pool; "
+                "set --host-cache-gb"
+            )
+        return 0
+    parents = config.kv.host_bytes // layout.parent_bytes - 1
+    if parents < 1:
+        raise MemoryPlanError(
+            f"kv.host_bytes is {config.kv.host_bytes / GIB:.6f} GiB, the least host pool is two parents of "
+            f"{layout.parent_bytes} bytes ({2 * layout.parent_bytes / GIB:.6f} GiB); raise --host-cache-gb, or set "
+            "it to 0"
+        )
+    return parents
+
+
+def storage_limit(config: ResolvedConfig) -> int:
+    """Bytes the storage directory may grow to: as asked for, else a tenth of its file system."""
+    if config.kv.storage_bytes:
+        return config.kv.storage_bytes
+    place = Path(config.kv.storage_dir)
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).total // 10
 
 
 def slots_for(length: int, overlap: int, granularity: int) -> int:

@@ -10,10 +10,11 @@ class GroupFacts:
     Attributes:
         group_id: the group's name.
         kind: "full_history", "sliding_window" or "state".
-        block_granularity: tokens of one block (history kinds).
+        block_granularity: tokens of one block (history kinds), 0 for a state.
         children_per_parent: blocks in one parent.
         bytes_per_block: size of one block over all its layers.
         sliding_window_tokens: for sliding windows, else 0.
+        checkpoint_granularity: for states, tokens between two that are kept; else 0.
     """
 
     group_id: str
@@ -22,6 +23,7 @@ class GroupFacts:
     children_per_parent: int
     bytes_per_block: int
     sliding_window_tokens: int = 0
+    checkpoint_granularity: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,11 @@ class DeviceSpecs:
         groups: the cache groups, in plan order.
         prefix_granularity: tokens of one prefix page.
         num_parents: parents in the arena, the null parent not counted.
+        kv_tokens: the longest request that they could hold, whatever the model allows.
         arena_bytes: size of the arena, the null parent included.
+        host_parents: parents in the host pool, the null parent not counted; 0 where there is none.
+        host_bytes: size of the host pool, the null parent included.
+        storage: whether a storage tier is behind the host pool.
         weight_bytes: bytes of the weights that are mapped or held.
         workspace_bytes: peak of the forward's buffers.
         vocab_size: of the model.
@@ -45,7 +51,11 @@ class DeviceSpecs:
     groups: tuple[GroupFacts, ...]
     prefix_granularity: int
     num_parents: int
+    kv_tokens: int
     arena_bytes: int
+    host_parents: int
+    host_bytes: int
+    storage: bool
     weight_bytes: int
     workspace_bytes: int
     vocab_size: int

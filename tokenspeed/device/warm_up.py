@@ -68,6 +68,10 @@ class WarmUpPlan:
         return [_EMPTY.reshape(0, 2)] * self.num_groups
 
     @property
+    def operations(self) -> list[object]:
+        return []
+
+    @property
     def aborts(self) -> list[object]:
         return []
 

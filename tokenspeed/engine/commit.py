@@ -3,7 +3,7 @@
 Pure but for the output each live request gathers: no device, no scheduler, no socket.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,18 +35,28 @@ class Commit:
     nan_rows: int = 0
 
 
-def commit_result(handles: NDArray[np.int32], result: StepResult, live: Mapping[int, LiveRequest]) -> Commit:
-    """Commits a step that succeeded.
+def commit_result(
+    handles: NDArray[np.int32], result: StepResult, live: Mapping[int, LiveRequest], lost: Collection[int] = ()
+) -> Commit:
+    """Commits a step that succeeded. Rows of ``lost`` requests read blocks that a copy failed to bring; they fail.
 
     ``handles`` int32 [rows] are the plan's. A row whose request ended meanwhile (its last step was already out when
     the end was found) is dropped: its token was never asked for.
     """
     commit = Commit(tokens=result.tokens, failed=result.nan.astype(np.uint8))
+    if lost:
+        commit.failed |= np.isin(handles, list(lost)).astype(np.uint8)
+        commit.tokens = np.where(commit.failed, np.int32(-1), result.tokens)
     tokens = result.tokens.tolist()
     broken = result.nan.tolist()
     for index, handle in enumerate(handles.tolist()):
         request = live.get(handle)
         if request is None:
+            continue
+        if handle in lost:
+            commit.aborted.append(handle)
+            text = "blocks of its prefix could not be copied from the host pool"
+            commit.outputs.append(_failure(request, "cache_load_failed", text))
             continue
         if broken[index]:
             commit.nan_rows += 1

@@ -1,8 +1,8 @@
 """The event loop: receive, advance, plan, execute, commit what is due, advance, publish. It only sequences.
 
-The scheduler is advanced at two places: at the head of a round with what came from outside (so that admission sees it)
-and at its tail with the results that landed. Whether the next step is planned before the last one's result is known
-(``overlap`` 1) or after (0) changes no token.
+The scheduler is advanced at two places: at the head of a round with what came from outside (the frontend's words, and
+storage operations that ended, so that admission sees them) and at its tail with what the steps that landed brought.
+Whether the next step is planned before the last one's result is known (``overlap`` 1) or after (0) changes no token.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenspeed.device.handle import DeviceHandle, PendingStep, RowStart, StepFailed
+from tokenspeed.device.handle import DeviceHandle, OperationOutcome, PendingStep, RowStart, StepFailed
 from tokenspeed.engine.commit import Commit, commit_failure, commit_result
 from tokenspeed.engine.requests import LiveRequest
 from tokenspeed.engine.statistics import EngineStatistics
@@ -27,13 +27,28 @@ from tokenspeed.messages import (
     RequestOutput,
     Submit,
 )
-from tokenspeed_scheduler import Abort, Event, Finish, ForwardResult, Plan, RequestRefused, Scheduler
+from tokenspeed_scheduler import (
+    Abort,
+    Event,
+    Finish,
+    ForwardResult,
+    OperationDone,
+    OperationKind,
+    Plan,
+    RequestRefused,
+    Scheduler,
+    Tick,
+)
 
 logger = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 1000
 BLOCKED_WAIT_MS = 5
-"""Between two tries of a scheduler that has work, planned none of it and waits for nothing on the device."""
+"""Between two tries of a scheduler that planned nothing and waits for nothing on the device, but has work or waits for
+a storage operation."""
+
+STORAGE_KINDS = frozenset((OperationKind.STORAGE_QUERY, OperationKind.STORAGE_FETCH, OperationKind.STORAGE_PUT))
+"""Operations that run beside the steps and are told at the head of a round; all others end with their step."""
 
 MAX_FAILED_STEPS = 3
 """So many steps in a row whose forward raised end the engine: what fails every time is not one request's fault."""
@@ -67,6 +82,7 @@ class EventLoop:
         statistics: counts what happens and builds the snapshots.
         max_model_len: prompt plus output of one request.
         overlap: results that may be out when the next step is planned.
+        storage: whether the scheduler plans storage operations, whose timeouts want to know the time (milliseconds).
     """
 
     def __init__(
@@ -78,6 +94,7 @@ class EventLoop:
         statistics: EngineStatistics,
         max_model_len: int,
         overlap: int,
+        storage: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -86,9 +103,11 @@ class EventLoop:
         self._statistics = statistics
         self._max_model_len = max_model_len
         self._overlap = overlap
+        self._storage = storage
         self._clock = clock
         self._live: dict[int, LiveRequest] = {}
         self._in_flight: deque[_InFlight] = deque()
+        self._storage_out: set[int] = set()
         self._outputs: list[RequestOutput] = []
         self._failed_in_a_row = 0
         self._round = 0
@@ -96,14 +115,14 @@ class EventLoop:
         self._blocked = True
 
     def run(self) -> None:
-        """Runs until drained. Raises EngineFailure where the engine cannot go on."""
-        while not (self._draining and not self._live and not self._in_flight):
+        """Runs until drained, what is to be stored included. Raises EngineFailure where the engine cannot go on."""
+        while not (self._draining and not self._live and self._is_idle()):
             self.round()
         self._publish()
 
     def round(self) -> None:
         """One round; waits for input only where there is nothing else to do."""
-        events = self._receive()
+        events = [*self._receive(), *self._storage_events()]
         self._scheduler.advance(events)
         started = self._clock()
         plan = self._scheduler.plan()
@@ -136,11 +155,24 @@ class EventLoop:
             self._draining = self._draining or message.drain
         return events
 
+    def _storage_events(self) -> list[Event]:
+        """The storage operations that ended, and the time, by which the scheduler gives up on those that did not."""
+        if not self._storage:
+            return []
+        events: list[Event] = [Tick(int(self._clock() * 1000))]
+        finished = self._handle.finished_operations()
+        self._storage_out.difference_update(outcome.op_id for outcome in finished)
+        return [*events, *_operations_done(finished)]
+
     def _patience_ms(self) -> int:
         """How long this round may wait for input: not at all while a step is out or one can be planned."""
         if self._in_flight or not self._blocked:
             return 0
-        return BLOCKED_WAIT_MS if self._scheduler.has_work() else IDLE_WAIT_MS
+        return BLOCKED_WAIT_MS if self._scheduler.has_work() or self._storage_out else IDLE_WAIT_MS
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is out and the last round planned nothing and learned nothing."""
+        return self._blocked and not self._in_flight and not self._storage_out
 
     def _submit(self, submit: Submit) -> None:
         if self._draining:
@@ -170,7 +202,7 @@ class EventLoop:
     # The step.
 
     def _execute(self, plan: Plan) -> bool:
-        """Hands the plan to the device; returns whether there was a step in it."""
+        """Hands the plan to the device; returns whether it has rows."""
         for abort in plan.aborts:
             if self._live.pop(abort.handle, None) is not None:
                 self._outputs.append(
@@ -178,12 +210,15 @@ class EventLoop:
                         handle=abort.handle, finish_reason="abort", error=abort.detail, error_code=abort.reason
                     )
                 )
-        self._blocked = plan.num_rows == 0
+        operations = plan.operations
+        self._blocked = not (plan.num_rows or operations or any(delta.row.size for delta in plan.tables))
         if self._blocked:
             return False
-        self._statistics.step_started(plan)
+        self._storage_out.update(operation.op_id for operation in operations if operation.kind in STORAGE_KINDS)
+        if plan.num_rows:
+            self._statistics.step_started(plan)
         self._in_flight.append(_InFlight(plan, self._handle.execute(plan, self._starts(plan))))
-        return True
+        return plan.num_rows > 0
 
     def _starts(self, plan: Plan) -> Sequence[RowStart]:
         starts = []
@@ -195,7 +230,7 @@ class EventLoop:
     # Tail of a round: the results that are due.
 
     def _commit_due(self, planned: bool) -> list[Event]:
-        """Commits the oldest results until no more are out than may be; a round that planned nothing commits all."""
+        """Commits the oldest results until no more are out than may be; a round that planned no row commits all."""
         events: list[Event] = []
         keep = self._overlap if planned else 0
         while len(self._in_flight) > keep:
@@ -203,23 +238,29 @@ class EventLoop:
         return events
 
     def _commit(self, flight: _InFlight) -> list[Event]:
-        handles = flight.plan.handle
+        plan = flight.plan
         try:
             result = flight.step.result()
         except StepFailed as error:
-            commit = commit_failure(handles, error.__cause__ or error, self._live)
+            commit = commit_failure(plan.handle, error.__cause__ or error, self._live)
+            outcomes: Sequence[OperationOutcome] = _failed_copies(plan)
             self._count_failure(error)
         else:
-            commit = commit_result(handles, result, self._live)
+            commit = commit_result(plan.handle, result, self._live, _lost_loads(plan, result.operations))
+            outcomes = result.operations
             self._failed_in_a_row = 0
-            self._statistics.step_landed(result.timings)
+            if plan.num_rows:
+                self._statistics.step_landed(result.timings)
         self._statistics.nan_rows += commit.nan_rows
         self._outputs.extend(commit.outputs)
-        return self._events(flight.plan.forward_id, commit)
+        self._statistics.failed_copies += sum(outcome.succeeded is not None for outcome in outcomes)
+        return [*_operations_done(outcomes), *self._events(plan, commit)]
 
-    def _events(self, forward_id: int, commit: Commit) -> list[Event]:
-        failed = commit.failed if np.any(commit.failed) else None
-        events: list[Event] = [ForwardResult(forward_id, commit.tokens, failed)]
+    def _events(self, plan: Plan, commit: Commit) -> list[Event]:
+        events: list[Event] = []
+        if plan.num_rows:
+            failed = commit.failed if np.any(commit.failed) else None
+            events.append(ForwardResult(plan.forward_id, commit.tokens, failed))
         for handle in commit.finished:
             self._live.pop(handle, None)
             self._statistics.finished += 1
@@ -249,3 +290,28 @@ class EventLoop:
         """Sends the state as it is now."""
         snapshot = self._statistics.snapshot(self._scheduler, self._live)
         self._channel.send(EngineSnapshot(version=PROTOCOL_VERSION, snapshot=snapshot))
+
+
+def _operations_done(outcomes: Sequence[OperationOutcome]) -> list[Event]:
+    return [OperationDone(outcome.op_id, outcome.succeeded) for outcome in outcomes]
+
+
+def _failed_copies(plan: Plan) -> list[OperationOutcome]:
+    """The copies of a plan whose step failed: whether they were made is not known, so none was."""
+    return [
+        OperationOutcome(op_id=operation.op_id, succeeded=np.zeros(operation.group.size, np.uint8))
+        for operation in plan.operations
+        if operation.kind not in STORAGE_KINDS
+    ]
+
+
+def _lost_loads(plan: Plan, outcomes: Sequence[OperationOutcome]) -> set[int]:
+    """The requests for which this plan was to bring blocks from the host and did not: their rows read nonsense."""
+    failed = {outcome.op_id for outcome in outcomes if outcome.succeeded is not None}
+    if not failed:
+        return set()
+    return {
+        operation.handle
+        for operation in plan.operations
+        if operation.op_id in failed and operation.kind in (OperationKind.LOAD_BACK, OperationKind.RESTORE)
+    }

@@ -1,7 +1,7 @@
 """What the engine counts, and the snapshot it publishes a few times a second."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tokenspeed.device.handle import StepTimings
 from tokenspeed.device.specs import DeviceSpecs
@@ -15,7 +15,7 @@ from tokenspeed.messages.snapshot import (
     StateSnapshot,
     StepSnapshot,
 )
-from tokenspeed_scheduler import Plan, RowKind, Scheduler
+from tokenspeed_scheduler import GroupCounts, Plan, RowKind, Scheduler
 
 SNAPSHOT_INTERVAL_S = 0.2
 MAX_REQUEST_ROWS = 200
@@ -50,6 +50,7 @@ class EngineStatistics:
         self.aborted = 0
         self.nan_rows = 0
         self.failed_steps = 0
+        self.failed_copies = 0
 
     def step_started(self, plan: Plan) -> None:
         """Counts the tokens of a plan that was handed to the device."""
@@ -94,20 +95,9 @@ class EngineStatistics:
             states={
                 name: None if count < 0 else count for name, count in zip(STATES, counts.states.tolist(), strict=True)
             },
-            groups=[
-                GroupSnapshot(
-                    group_id=group.group_id,
-                    kind=facts.kind,
-                    block_granularity=facts.block_granularity,
-                    bytes_per_block=facts.bytes_per_block,
-                    total=group.total,
-                    held=group.held,
-                    cached=group.cached,
-                    free=group.free,
-                    pinned=group.pinned,
-                )
-                for group, facts in zip(counts.groups, self._specs.groups, strict=True)
-            ],
+            groups=self._pool(counts.groups),
+            host=self._pool(counts.host) if self._specs.host_parents else None,
+            pending_operations=counts.pending_operations,
             flows=[
                 FlowSnapshot(state_name(source), state_name(target), count) for source, target, count in counts.flows
             ],
@@ -124,6 +114,15 @@ class EngineStatistics:
                 nan_rows=self.nan_rows,
                 failed_steps=self.failed_steps,
                 ignored_results=counts.ignored_results,
+                host_hit_tokens=counts.host_hit_tokens,
+                storage_hit_tokens=counts.storage_hit_tokens,
+                evictions=counts.evictions,
+                host_evictions=counts.host_evictions,
+                image_blocks=counts.image_blocks,
+                restores=counts.restores,
+                recomputed_tokens=counts.recomputed_tokens,
+                storage_timeouts=counts.storage_timeouts,
+                failed_copies=self.failed_copies,
             ),
             step=StepSnapshot(**{f"{part}_ms": seconds * 1e3 for part, seconds in self._means.items()}),
             running=counts.running,
@@ -149,6 +148,22 @@ class EngineStatistics:
             ],
             requests_omitted=max(0, counts.live - len(rows)),
         )
+
+    def _pool(self, counts: Sequence[GroupCounts]) -> list[GroupSnapshot]:
+        return [
+            GroupSnapshot(
+                group_id=group.group_id,
+                kind=facts.kind,
+                block_granularity=facts.block_granularity,
+                bytes_per_block=facts.bytes_per_block,
+                total=group.total,
+                held=group.held,
+                cached=group.cached,
+                free=group.free,
+                pinned=group.pinned,
+            )
+            for group, facts in zip(counts, self._specs.groups, strict=True)
+        ]
 
     def _mean(self, part: str, seconds: float) -> None:
         mean = self._means[part]

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenspeed.device.builder import DeviceBuild, Report, build_device_side
+from tokenspeed.device.capacity import scheduler_groups
 from tokenspeed.device.handle import DeviceHandle
 from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.engine.loop import Channel, EngineFailure, EventLoop
 from tokenspeed.engine.statistics import EngineStatistics
+from tokenspeed.launch.scheduling import compose_scheduler, make_scheduler
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
     EngineInput,
@@ -21,7 +23,7 @@ from tokenspeed.messages import (
 )
 from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig, SchedulerSettings
-from tokenspeed_scheduler import CacheGroup, Role, Scheduler, SchedulerConfig
+from tokenspeed_scheduler import Role, Scheduler, SchedulerConfig
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,7 @@ def scheduler_config(settings: SchedulerSettings, specs: DeviceSpecs) -> Schedul
     """Returns the scheduler's world: the operator's settings and what the device side turned out to be."""
     return SchedulerConfig(
         role=Role.FUSED,
-        groups=[
-            CacheGroup(
-                group_id=group.group_id,
-                kind=group.kind,
-                block_granularity=group.block_granularity,
-                children_per_parent=group.children_per_parent,
-            )
-            for group in specs.groups
-        ],
+        groups=scheduler_groups(specs.groups),
         num_parents=specs.num_parents,
         prefix_granularity=specs.prefix_granularity,
         max_num_seqs=specs.max_num_seqs,
@@ -55,6 +49,9 @@ def scheduler_config(settings: SchedulerSettings, specs: DeviceSpecs) -> Schedul
         mixed_batches=settings.mixed,
         prefix_cache=settings.prefix_cache,
         headroom_tokens=settings.headroom,
+        host_parents=specs.host_parents,
+        host_cache=settings.prefix_cache,
+        storage=specs.storage,
     )
 
 
@@ -66,22 +63,24 @@ def compose_engine(config: ResolvedConfig, channel: Channel, report: Report) -> 
     report("load", 0, 0, f"reading {config.model.path or 'random dimensions'}")
     build = build_device_side(config, read_model_config(config.model), report=report)
     report("warm up", 0, 0, "a first token through every room")
-    _first_token(config, build)
+    world = scheduler_config(config.scheduler, build.specs)
+    _first_token(config, build, make_scheduler(config.scheduler.implementation, world))
     return Engine(
-        loop=_loop(config, build, channel, EngineStatistics(build.specs, role="fused")),
+        loop=_loop(config, build, channel, compose_scheduler(config.scheduler, world)),
         handle=build.handle,
         specs=build.specs,
     )
 
 
-def _loop(config: ResolvedConfig, build: DeviceBuild, channel: Channel, statistics: EngineStatistics) -> EventLoop:
+def _loop(config: ResolvedConfig, build: DeviceBuild, channel: Channel, scheduler: Scheduler) -> EventLoop:
     return EventLoop(
-        scheduler=Scheduler(scheduler_config(config.scheduler, build.specs)),
+        scheduler=scheduler,
         handle=build.handle,
         channel=channel,
-        statistics=statistics,
+        statistics=EngineStatistics(build.specs, role="fused"),
         max_model_len=build.specs.max_model_len,
         overlap=config.scheduler.overlap,
+        storage=build.specs.storage,
     )
 
 
@@ -102,7 +101,7 @@ class _ProbeChannel:
             self.outputs.extend(message.outputs)
 
 
-def _first_token(config: ResolvedConfig, build: DeviceBuild) -> None:
+def _first_token(config: ResolvedConfig, build: DeviceBuild, scheduler: Scheduler) -> None:
     """Runs one request through a loop and a scheduler of its own: ready means that a real token came out.
 
     The loop that serves starts with clean counters and an empty prefix cache. Raises EngineFailure.
@@ -115,7 +114,7 @@ def _first_token(config: ResolvedConfig, build: DeviceBuild) -> None:
         sampling=SamplingParameters(top_k=1),
     )
     channel = _ProbeChannel(probe)
-    _loop(config, build, channel, EngineStatistics(build.specs, role="fused")).run()
+    _loop(config, build, channel, scheduler).run()
     last = channel.outputs[-1] if channel.outputs else None
     if last is None or last.finish_reason != "length":
         raise EngineFailure(f"the first token did not come: {last.error if last else 'no output at all'}")

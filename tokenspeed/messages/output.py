@@ -40,8 +40,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         finish_reason: set in a request's last output.
         stop_token_id: the token that ended it when the reason is "stop", else -1.
         error: what went wrong, for "error" and for an "abort" that the engine decided.
-        error_code: "context_length_exceeded", "capacity", "nan_logits", "step_failed", "draining", "invalid_request";
-            "" without an error.
+        error_code: "context_length_exceeded", "capacity", "nan_logits", "step_failed", "cache_load_failed",
+            "draining", "invalid_request"; "" without an error.
     """
 
     handle: int

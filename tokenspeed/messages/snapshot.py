@@ -24,7 +24,10 @@ STATES = (
 
 
 class GroupSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of one cache group. ``held + cached + free == total``; ``pinned`` is a subset of held and cached."""
+    """Blocks of one cache group in one pool. ``held + cached + free == total``; ``pinned`` is among held and cached.
+
+    ``block_granularity`` is 0 for a state, whose blocks cover no tokens of their own.
+    """
 
     group_id: str
     kind: str
@@ -72,7 +75,12 @@ class StepSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CounterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals since the engine started."""
+    """Totals since the engine started.
+
+    ``prefix_hit_tokens`` counts all tiers, ``host_hit_tokens`` and ``storage_hit_tokens`` what came from there.
+    ``image_blocks`` were saved for retracted requests, ``restores`` brought them back; ``recomputed_tokens`` were lost
+    to retractions without an image. ``failed_copies`` counts copies between device and host of which a block failed.
+    """
 
     rounds: int = 0
     steps: int = 0
@@ -86,6 +94,15 @@ class CounterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     nan_rows: int = 0
     failed_steps: int = 0
     ignored_results: int = 0
+    host_hit_tokens: int = 0
+    storage_hit_tokens: int = 0
+    evictions: int = 0
+    host_evictions: int = 0
+    image_blocks: int = 0
+    restores: int = 0
+    recomputed_tokens: int = 0
+    storage_timeouts: int = 0
+    failed_copies: int = 0
 
 
 class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +113,8 @@ class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         uptime_s: seconds since the engine was ready.
         states: live count per state in the order of STATES (``Finished`` is cumulative); None where the role has no
             such state.
+        host: the host pool by group; None without one.
+        pending_operations: cache operations that are out.
         requests: at most 200 rows, the oldest first; ``requests_omitted`` counts the rest.
         last_progress: seconds since the epoch when a step last landed.
         has_work: whether any request is alive.
@@ -115,3 +134,5 @@ class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     has_work: bool
     requests: list[RequestSnapshot]
     requests_omitted: int = 0
+    host: list[GroupSnapshot] | None = None
+    pending_operations: int = 0

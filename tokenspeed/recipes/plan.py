@@ -81,7 +81,7 @@ def make_plan(resolution: Resolution, machine: Machine) -> Plan:
     on_cpu = not resolution.missing
     pool = 0
     if on_cpu or keys.kv.bytes:
-        free = max(0, machine.free_bytes - weight_bytes) if machine.free_bytes else 0
+        free = max(0, machine.free_bytes - weight_bytes - keys.kv.host_bytes) if machine.free_bytes else 0
         pool = cpu_pool_bytes(
             requested=keys.kv.bytes,
             wanted=keys.scheduler.max_seqs * max_len * per_token,
@@ -110,9 +110,10 @@ def _judge(plan: Plan) -> None:
     keys, machine = plan.resolution.keys, plan.machine
     granularity = keys.kv.granularity
     longest = plan.pool_tokens // granularity * granularity
-    if machine.free_bytes and plan.weight_bytes + keys.kv.bytes > machine.free_bytes:
+    cache = keys.kv.bytes + keys.kv.host_bytes
+    if machine.free_bytes and plan.weight_bytes + cache > machine.free_bytes:
         plan.problems.append(
-            f"weights ({human_bytes(plan.weight_bytes)}) and KV cache ({human_bytes(keys.kv.bytes)}) exceed the "
+            f"weights ({human_bytes(plan.weight_bytes)}) and KV cache ({human_bytes(cache)}) exceed the "
             f"{human_bytes(machine.free_bytes)} of memory that are free"
         )
     if keys.scheduler.max_len and longest < keys.scheduler.max_len:
@@ -175,6 +176,13 @@ def render_plan(plan: Plan) -> list[str]:
     else:
         needed = human_bytes(plan.max_len * plan.bytes_per_token)
         lines.append(f"          one request of {plan.max_len:,} tokens: {needed}{ranks}")
+    if resolution.keys.kv.host_bytes:
+        behind = f"host {human_bytes(resolution.keys.kv.host_bytes)}"
+        if resolution.keys.kv.storage_dir:
+            bound = resolution.keys.kv.storage_bytes
+            size = human_bytes(bound) if bound else "a tenth of its file system"
+            behind += f", behind it {resolution.keys.kv.storage_dir} ({size})"
+        lines.append(f"          {behind}")
     if resolution.loaded is not None:
         formats = {name: value for name, value in resolution.loaded.recipe.formats.model_dump().items() if value}
         if formats:

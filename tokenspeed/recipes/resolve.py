@@ -83,8 +83,17 @@ class Resolution:
             recipe_hash=self.loaded.content_hash if self.loaded else "",
             device="cpu",
             threads=keys.threads,
-            kv=KVConfig(dtype=kv_type, granularity=keys.kv.granularity, bytes=keys.kv.bytes),
-            scheduler=SchedulerSettings(**keys.scheduler.model_dump()),
+            kv=KVConfig(
+                dtype=kv_type,
+                granularity=keys.kv.granularity,
+                bytes=keys.kv.bytes,
+                host_bytes=keys.kv.host_bytes,
+                storage_dir=str(Path(keys.kv.storage_dir).expanduser().absolute()) if keys.kv.storage_dir else "",
+                storage_bytes=keys.kv.storage_bytes,
+            ),
+            scheduler=SchedulerSettings(
+                **{**keys.scheduler.model_dump(), "journal": _new_file(keys.scheduler.journal, "scheduler.journal")}
+            ),
             api=ApiSettings(
                 host=keys.api.host,
                 port=keys.api.port,
@@ -138,6 +147,7 @@ def _looks_like_path(target: str) -> bool:
 def _resolve_path(target: str, flags: Document) -> Resolution:
     source = source_of_path(target)
     keys = validate(RunKeys, without_nulls(flags))
+    _refuse_storage_alone(keys, flags)
     weights = PathWeights(kind="path", path=source.path)
     path = Path(source.path)
     return Resolution(
@@ -162,6 +172,7 @@ def _resolve_recipe(loaded: LoadedRecipe, machine: Machine, wanted: str | None, 
     own = _only(loaded.document.part("profiles", chosen), _RUN_KEYS)
     merged = without_nulls(merge(merge(defaults, own), flags))
     keys = validate(RunKeys, merged)
+    _refuse_storage_alone(keys, merged)
     weights = profile.weights or recipe.weights
     family = family_of(recipe, profile)
     missing = missing_features(family, weights, profile.when.vendor, keys)
@@ -211,6 +222,26 @@ def _warnings(
     return lines
 
 
+def _refuse_storage_alone(keys: RunKeys, document: Document) -> None:
+    """Raises RecipeError for a storage tier without what it stands on. Of the merged keys: each layer says a part."""
+    kv = keys.kv
+    if kv.storage_dir and not kv.host_bytes:
+        raise RecipeError(
+            f"{document.place(('kv', 'storage_dir'))}: kv.storage_dir needs kv.host_bytes: blocks go to the storage "
+            "and come from it by the host pool; set --host-cache-gb"
+        )
+    if kv.storage_dir and not keys.scheduler.prefix_cache:
+        raise RecipeError(
+            f"{document.place(('kv', 'storage_dir'))}: kv.storage_dir needs scheduler.prefix_cache: what it keeps is "
+            "prefixes"
+        )
+    if kv.storage_bytes and not kv.storage_dir:
+        raise RecipeError(
+            f"{document.place(('kv', 'storage_bytes'))}: kv.storage_bytes bounds the storage directory, and there is "
+            "none; set --storage-dir"
+        )
+
+
 def _only(document: Document, keys: tuple[str, ...]) -> Document:
     return Document({key: value for key, value in document.data.items() if key in keys}, document.places)
 
@@ -221,6 +252,15 @@ def _existing_file(text: str, key: str) -> str:
     path = Path(text).expanduser().absolute()
     if not path.is_file():
         raise RecipeError(f"{key}: {path} is no file")
+    return str(path)
+
+
+def _new_file(text: str, key: str) -> str:
+    if not text:
+        return ""
+    path = Path(text).expanduser().absolute()
+    if path.is_dir() or not path.parent.is_dir():
+        raise RecipeError(f"{key}: {path} cannot be made: it needs the name of a file in a folder that exists")
     return str(path)
 
 

@@ -35,18 +35,25 @@ class KVConfig(_Frozen):
     """The KV cache. ``dtype`` "auto" is float32 for GGUF and float32 checkpoints on the CPU, else bfloat16.
 
     ``bytes`` 0 sizes it: on the CPU min(max_seqs x max_len, a quarter of the memory that the cgroup leaves free).
+
+    ``host_bytes`` is the host pool behind it (0: none), ``storage_dir`` an absolute path or "" for no storage tier
+    behind that, ``storage_bytes`` its bound (0: a tenth of its file system).
     """
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     granularity: int = 64
     bytes: int = 0
+    host_bytes: int = 0
+    storage_dir: str = ""
+    storage_bytes: int = 0
 
 
 class SchedulerSettings(_Frozen):
     """``max_len`` 0 is the model's context length (or the most that the KV cache holds, said at the start).
 
     ``overlap`` is 0 by measurement on the CPU, where planning beside a step takes cores from it; a profile for a device
-    sets 1.
+    sets 1. ``implementation`` "reference" is the plain Python twin, for comparisons. ``journal`` is the absolute path
+    of the file that every input of the scheduler is written to, "" for none.
     """
 
     max_len: int = 0
@@ -56,6 +63,8 @@ class SchedulerSettings(_Frozen):
     overlap: int = 0
     prefix_cache: bool = True
     headroom: int = 4096
+    implementation: Literal["native", "reference"] = "native"
+    journal: str = ""
 
 
 class ApiSettings(_Frozen):

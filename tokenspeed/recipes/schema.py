@@ -155,12 +155,18 @@ class Parallel(Strict):
 
 
 class KV(Strict):
-    """The KV cache. ``bytes`` sizes it (0: see docs/recipes.md); ``fraction`` of the memory is for devices."""
+    """The KV cache. ``bytes`` sizes it (0: see docs/recipes.md); ``fraction`` of the memory is for devices.
+
+    Behind it, where asked for: ``host_bytes`` of host memory, and behind that ``storage_bytes`` in ``storage_dir``.
+    """
 
     dtype: CacheType = "auto"
     granularity: Literal[16, 32, 64, 128] = 64
     bytes: Bytes = 0
     fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
+    host_bytes: Bytes = 0
+    storage_dir: str = ""
+    storage_bytes: Bytes = 0
 
 
 class SchedulerKeys(Strict):
@@ -173,6 +179,8 @@ class SchedulerKeys(Strict):
     overlap: Annotated[int, Field(ge=0, le=1)] = 0
     prefix_cache: bool = True
     headroom: Annotated[int, Field(ge=0)] = 4096
+    implementation: Literal["native", "reference"] = "native"
+    journal: str = ""
 
 
 class Speculative(Strict):

@@ -36,6 +36,15 @@ ENGINE_COUNTERS = {
     "nan_rows": "Rows whose logits held NaN",
     "failed_steps": "Steps whose forward raised",
     "ignored_results": "Results that came for requests already gone",
+    "host_hit_tokens": "Prompt tokens that came from the host pool",
+    "storage_hit_tokens": "Prompt tokens that came from the storage",
+    "evictions": "Cached KV blocks that gave way to others",
+    "host_evictions": "Blocks of the host pool that gave way to others",
+    "image_blocks": "Blocks saved to the host for retracted requests",
+    "restores": "Retracted requests brought back from the host",
+    "recomputed_tokens": "Tokens that retractions without an image lost",
+    "storage_timeouts": "Storage lookups that took too long and were not waited for",
+    "failed_copies": "Copies between device and host of which a block failed",
 }
 """Field of CounterSnapshot to the help text of ``tokenspeed_engine_<field>_total``; each engine begins at 0."""
 

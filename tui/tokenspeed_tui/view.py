@@ -77,6 +77,15 @@ class CounterView(msgspec.Struct, frozen=True, kw_only=True):
     nan_rows: int | None = None
     failed_steps: int | None = None
     ignored_results: int | None = None
+    host_hit_tokens: int | None = None
+    storage_hit_tokens: int | None = None
+    evictions: int | None = None
+    host_evictions: int | None = None
+    image_blocks: int | None = None
+    restores: int | None = None
+    recomputed_tokens: int | None = None
+    storage_timeouts: int | None = None
+    failed_copies: int | None = None
 
 
 class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +105,8 @@ class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
     has_work: bool | None = None
     requests: tuple[RequestView, ...] = ()
     requests_omitted: int | None = None
+    host: tuple[GroupView, ...] | None = None
+    pending_operations: int | None = None
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +161,7 @@ def _snapshot(raw: Mapping[str, Any]) -> SnapshotView:
         counters=_lenient(CounterView, raw.get("counters")),
         step=_lenient(StepView, raw.get("step")),
         requests=tuple(_lenient(RequestView, item) for item in _items(raw.get("requests"))),
+        host=tuple(_lenient(GroupView, item) for item in raw["host"]) if isinstance(raw.get("host"), list) else None,
     )
 
 

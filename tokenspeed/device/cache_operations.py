@@ -1,0 +1,68 @@
+"""Carries out the cache operations of a plan at their place in the step; CacheOperation says what each kind means."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenspeed.device.cache_arena import CacheArena
+from tokenspeed.device.handle import OperationOutcome
+from tokenspeed.device.host_arena import HostArena
+from tokenspeed.device.storage.tier import STORAGE_KINDS, StorageTier
+from tokenspeed_scheduler import CacheOperation, OperationKind
+
+logger = logging.getLogger(__name__)
+
+SAVES = (OperationKind.WRITE_BACK, OperationKind.IMAGE_SAVE)
+LOADS = (OperationKind.LOAD_BACK, OperationKind.RESTORE)
+TRANSFERS = (OperationKind.HAND_OFF, OperationKind.REMOTE_PREFILL)
+
+
+class CacheOperations:
+    """The copies between the device arena and the tiers behind it. Runs on the forward thread.
+
+    A copy that fails is an outcome, never an exception: the step goes on, and whoever waits for the block is told.
+    """
+
+    def __init__(self, arena: CacheArena, host: HostArena | None, storage: StorageTier | None) -> None:
+        self._arena = arena
+        self._host = host
+        self._storage = storage
+
+    def save(self, operations: Sequence[CacheOperation]) -> list[OperationOutcome]:
+        """Copies to the host, before anything of the step is written, and starts the storage operations, which may put
+        what was just saved. What cannot be done here at all ends as failed."""
+        outcomes: list[OperationOutcome] = []
+        for operation in operations:
+            if operation.kind in SAVES and self._host is not None:
+                succeeded = self._host.save(self._arena, operation.group, operation.source, operation.target)
+                outcomes.append(OperationOutcome(op_id=operation.op_id, succeeded=succeeded))
+            elif not (operation.kind in LOADS and self._host is not None) and operation.kind not in STORAGE_KINDS:
+                outcomes.append(_impossible(operation))
+        for operation in operations:
+            if operation.kind in STORAGE_KINDS:
+                if self._storage is None:
+                    outcomes.append(_impossible(operation))
+                else:
+                    self._storage.start(operation)
+        return outcomes
+
+    def load(self, operations: Sequence[CacheOperation]) -> list[OperationOutcome]:
+        """Copies from the host, once zeroing and copying are done and before the batch reads."""
+        if self._host is None:
+            return []
+        return [
+            OperationOutcome(
+                op_id=operation.op_id,
+                succeeded=self._host.load(self._arena, operation.group, operation.source, operation.target),
+            )
+            for operation in operations
+            if operation.kind in LOADS
+        ]
+
+
+def _impossible(operation: CacheOperation) -> OperationOutcome:
+    """Fails an operation for which this device side has no tier: scheduler and device were not built for each other."""
+    logger.error("%s needs a tier that this device side has not", OperationKind(operation.kind).name)
+    count = max(operation.group.size, operation.digests.shape[0])
+    return OperationOutcome(op_id=operation.op_id, succeeded=np.zeros(count, np.uint8))
