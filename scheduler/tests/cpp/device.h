@@ -95,6 +95,19 @@ public:
         return events;
     }
 
+    // What a peer does: the blocks of a hand-off here go where the other device's scheduler wants them, slot for slot.
+    void send(const CacheOperation& hand_off, Device& peer, const CacheOperation& remote) const {
+        for (std::size_t to = 0; to < remote.size(); ++to) {
+            std::size_t from = 0;
+            while (hand_off.group[from] != remote.group[to] || hand_off.offsets[from] != remote.offsets[to]) {
+                CHECK(++from < hand_off.size());
+            }
+            const auto group = static_cast<std::size_t>(remote.group[to]);
+            peer.blocks_[group].at(static_cast<std::size_t>(remote.target[to])) =
+                blocks_[group].at(static_cast<std::size_t>(hand_off.source[from]));
+        }
+    }
+
     std::int64_t computed_tokens = 0;
     std::int64_t copied_blocks = 0;
 

@@ -189,3 +189,98 @@ TEST(the_decode_role_retracts_and_restores_by_itself) {
     CHECK_EQ(snapshot.prefill_tokens, 0);
     plane.check_pool_whole();
 }
+
+// Two deployments and a loopback between them: prompts are computed here, decoded there, with the tokens of a fused one.
+TEST(prompts_computed_by_one_and_decoded_by_the_other_give_the_same_tokens) {
+    for (const int overlap : {0, 1}) {
+        engine::ConfigOptions here = kPrefill, there = kDecode;
+        here.overlap = there.overlap = overlap;
+        here.parents = 60;
+        there.parents = 26;  // tight: the decode side retracts, too
+        there.host_parents = 60;
+        const SchedulerConfig config = engine::config(there);
+        Engine prefill(here), decode(there);
+        std::map<int, std::vector<std::int32_t>> sequences;
+        for (int handle = 1; handle <= 8; ++handle) {
+            sequences[handle] = prompt(11 + 3 * handle, handle % 3);
+            prefill.scheduler.submit(handle, sequences[handle], {.max_new_tokens = 12});
+            decode.scheduler.submit(handle, sequences[handle], {.max_new_tokens = 12, .declared = false});
+            prefill.scheduler.advance({Bootstrapped{handle}});
+            decode.scheduler.advance({Bootstrapped{handle}});
+        }
+        std::map<int, CacheOperation> hand_offs, remotes;
+        std::map<int, std::int32_t> first_tokens;
+        std::deque<std::vector<Event>> prefill_out, decode_out;
+        std::map<std::int64_t, std::shared_ptr<const Plan>> plans;
+        std::size_t ended = 0;
+        for (int round = 0; round < 600 && ended < 8; ++round) {
+            const auto first = prefill.scheduler.plan();
+            for (const CacheOperation& operation : first->operations) hand_offs.emplace(operation.handle, operation);
+            std::vector<Event> events;
+            for (Event& event : prefill.device.execute(*first)) {
+                const auto* result = std::get_if<ForwardResult>(&event);
+                if (result == nullptr) continue;  // a hand-off is acknowledged when the peer has it
+                for (std::size_t i = 0; i < result->tokens.size(); ++i) {
+                    if (result->tokens[i] >= 0) first_tokens[first->handle[i]] = result->tokens[i];
+                }
+                events.push_back(event);
+            }
+            prefill_out.push_back(events);
+            while (prefill_out.size() > static_cast<std::size_t>(overlap)) {
+                prefill.scheduler.advance(prefill_out.front());
+                prefill_out.pop_front();
+            }
+            prefill.scheduler.check_invariants();
+
+            const auto second = decode.scheduler.plan();
+            plans[second->forward_id] = second;
+            for (const CacheOperation& operation : second->operations) {
+                if (operation.kind == OperationKind::RemotePrefill) remotes.emplace(operation.handle, operation);
+            }
+            decode_out.push_back(decode.device.execute(*second));
+            while (decode_out.size() > static_cast<std::size_t>(second->num_rows() > 0 ? overlap : 0)) {
+                std::vector<Event> due = decode_out.front();
+                decode_out.pop_front();
+                const ForwardResult* result = due.empty() ? nullptr : std::get_if<ForwardResult>(&due.back());
+                std::vector<Event> ends;
+                for (std::size_t i = 0; result != nullptr && i < result->tokens.size(); ++i) {
+                    const std::int32_t handle = plans[result->forward_id]->handle[i];
+                    std::vector<std::int32_t>& sequence = sequences[handle];
+                    const auto want = static_cast<std::size_t>(11 + 3 * handle + 12);
+                    if (sequence.size() == want) continue;  // one more was out
+                    CHECK_EQ(result->tokens[i], engine::next_token(sequence, config));
+                    sequence.push_back(result->tokens[i]);
+                    if (sequence.size() < want) continue;
+                    ends.push_back(Finish{handle});
+                    ++ended;
+                }
+                due.insert(due.end(), ends.begin(), ends.end());
+                decode.scheduler.advance(due);
+                decode.scheduler.check_invariants();
+            }
+            for (auto remote = remotes.begin(); remote != remotes.end();) {
+                const int handle = remote->first;
+                if (!hand_offs.contains(handle)) {
+                    ++remote;
+                    continue;
+                }
+                prefill.device.send(hand_offs.at(handle), decode.device, remote->second);
+                prefill.scheduler.advance({OperationDone{hand_offs.at(handle).op_id, {}}});
+                CHECK_EQ(first_tokens.at(handle), engine::next_token(sequences[handle], config));
+                sequences[handle].push_back(first_tokens.at(handle));
+                decode.scheduler.advance({RemotePrefillDone{handle, first_tokens.at(handle)}});
+                remote = remotes.erase(remote);
+            }
+        }
+        CHECK_EQ(ended, 8u);
+        CHECK(decode.scheduler.snapshot().retractions > 0);
+        CHECK_EQ(decode.scheduler.snapshot().prefill_tokens, 0);
+        while (decode.scheduler.has_work()) {
+            const auto rest = decode.scheduler.plan();
+            for (; !decode_out.empty(); decode_out.pop_front()) decode.scheduler.advance(decode_out.front());
+            decode.scheduler.advance(decode.device.execute(*rest));
+        }
+        prefill.check_pool_whole();
+        decode.check_pool_whole();
+    }
+}
