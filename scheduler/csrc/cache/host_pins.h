@@ -62,15 +62,6 @@ public:
         }
         return true;
     }
-    // The same blocks, pinned once more.
-    [[nodiscard]] HostPins again() const {
-        HostPins copy;
-        if (tier_ == nullptr) return copy;
-        copy.tier_ = tier_;
-        for (const Pin& pin : pins_) copy.add(pin.group, pin.id);
-        return copy;
-    }
-
     void release() noexcept {
         for (auto pin = pins_.rbegin(); pin != pins_.rend(); ++pin) tier_->release(pin->group, kPinHolder, pin->id);
         pins_.clear();

@@ -60,7 +60,6 @@ public:
     bool is_cached(int group, BlockId id) const { return meta(group, id).holders == 0 && meta(group, id).indexed; }
     bool is_indexed(int group, BlockId id) const { return meta(group, id).indexed; }
     const BlockKey& key_of(int group, BlockId id) const { return meta(group, id).key; }
-    int holders_of(int group, BlockId id) const { return meta(group, id).holders; }
     // Whether this holder, and nobody else, holds the block.
     bool held_by_alone(int group, HolderId holder, BlockId id) const {
         return meta(group, id).holders == 1 && meta(group, id).holders_xor == holder;

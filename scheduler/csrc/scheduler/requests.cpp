@@ -200,7 +200,7 @@ void Scheduler::end(std::int32_t handle) {
     Request& request = *found->second;
     if (request.life.is<StateId::Prefilling>() || request.life.is<StateId::Decoding>() ||
         request.life.is<StateId::PrefillDone>()) {
-        if (!request.broken) capacity_.publish_last_state(request);
+        capacity_.publish_last_state(request);
     }
     transition(request, EventType{});
 }

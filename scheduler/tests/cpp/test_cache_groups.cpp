@@ -222,3 +222,14 @@ TEST(the_bound_of_one_request_counts_every_group_and_is_exact) {
                      plane.scheduler.submit(2, prompt(bound), {.max_new_tokens = 1}));
     }
 }
+
+TEST(a_failed_row_leaves_no_state_behind) {
+    Engine plane(kHybrid);
+    plane.submit(1, prompt(16), {.max_new_tokens = 5});
+    const auto plan = plane.scheduler.plan();
+    // The whole of the prompt failed, on a page boundary, and the engine ends the request itself.
+    plane.scheduler.advance({ForwardResult{plan->forward_id, {-1}, {1}}, Abort{1}});
+    plane.live.erase(1);
+    for (const GroupCounts& group : plane.scheduler.snapshot().groups) CHECK_EQ(group.cached, 0);
+    CHECK_EQ(cached_after(plane, 2, prompt(16)), 0);
+}

@@ -235,3 +235,113 @@ TEST(name_spaces_share_nothing_in_any_tier) {
     plane.run();
     CHECK(plane.scheduler.snapshot().prefix_hit_tokens > 0);
 }
+
+TEST(a_put_pins_its_blocks_until_it_is_acknowledged) {
+    Engine plane(kStorage);
+    plane.submit(1, prompt(30, 1), {.max_new_tokens = 20});
+    const CacheOperation* put = nullptr;
+    std::shared_ptr<const Plan> plan;
+    while (put == nullptr) {
+        plan = plane.scheduler.plan();
+        for (const CacheOperation& operation : plan->operations) {
+            if (operation.kind == OperationKind::StoragePut) put = &operation;
+        }
+        std::vector<Event> events = plane.device.execute(*plan);
+        std::erase_if(events, [&](const Event& event) {
+            const auto* done = std::get_if<OperationDone>(&event);
+            return put != nullptr && done != nullptr && done->op_id == put->op_id;
+        });
+        plane.scheduler.advance(events);
+    }
+    plane.end(1, true);
+    CHECK_EQ(plane.scheduler.snapshot().host[0].held, static_cast<std::int64_t>(put->size()));
+    plane.scheduler.advance({OperationDone{put->op_id, {}}});
+    plane.scheduler.check_invariants();
+    CHECK_EQ(plane.scheduler.snapshot().host[0].held, 0);
+}
+
+TEST(fetched_blocks_are_kept_for_the_request_until_it_is_admitted) {
+    const auto disk = std::make_shared<engine::Storage>();
+    {
+        Engine before(kStorage, disk);
+        run_one(before, 1, prompt(30, 1));
+    }
+    Engine plane(kStorage, disk);
+    plane.submit(1, prompt(30, 1), {.max_new_tokens = 2});
+    plane.scheduler.advance(plane.device.execute(*plane.scheduler.plan()));  // the question
+    plane.scheduler.advance(plane.device.execute(*plane.scheduler.plan()));  // the fetch
+    CHECK_EQ(plane.state(1), "Submitted");
+    CHECK_EQ(plane.scheduler.snapshot().host[0].held, 7);
+    const auto plan = plane.scheduler.plan();
+    CHECK_EQ(plan->prefix_len[0], 28);
+    plane.scheduler.advance(plane.device.execute(*plan));
+    CHECK_EQ(plane.scheduler.snapshot().host[0].held, 0);
+}
+
+// The device says so by the operation alone: what the forward brought is not believed.
+TEST(a_load_that_failed_is_not_believed_whatever_the_forward_brought) {
+    Engine plane(kHost);
+    run_one(plane, 1, prompt(30, 1));
+    for (int handle = 2; handle < 6; ++handle) run_one(plane, handle, prompt(40, handle));
+    plane.submit(7, prompt(30, 1), {.max_new_tokens = 5});
+    const auto plan = plane.scheduler.plan();
+    std::vector<Event> events = plane.device.execute(*plan);
+    const std::int64_t cached = plane.scheduler.snapshot().groups[0].cached;
+    for (Event& event : events) {
+        auto* done = std::get_if<OperationDone>(&event);
+        if (done == nullptr) continue;
+        for (const CacheOperation& operation : plan->operations) {
+            if (operation.op_id == done->op_id && operation.kind == OperationKind::LoadBack) {
+                done->succeeded.assign(operation.size(), 0);
+            }
+        }
+    }
+    plane.scheduler.advance(events);
+    const auto next = plane.scheduler.plan();
+    CHECK_EQ(next->aborts.size(), 1u);
+    CHECK(plane.scheduler.snapshot().groups[0].cached <= cached);
+    plane.live.erase(7);
+    plane.check_pool_whole();
+}
+
+TEST(what_the_host_evicted_before_its_put_is_not_put) {
+    engine::ConfigOptions options = kStorage;
+    options.host_parents = 12;
+    const auto disk = std::make_shared<engine::Storage>();
+    {
+        // Puts fail to be acknowledged for a while, so that they queue behind the bound on storage operations.
+        Engine before(options, disk);
+        std::deque<Event> held_back;
+        for (int handle = 1; handle <= 6; ++handle) {
+            before.submit(handle, prompt(40, handle), {.max_new_tokens = 1});
+            for (int round = 0; round < 12; ++round) {
+                const auto plan = before.scheduler.plan();
+                std::vector<Event> events = before.device.execute(*plan);
+                std::vector<Event> due;
+                for (Event& event : events) {
+                    const auto* done = std::get_if<OperationDone>(&event);
+                    const bool put = done != nullptr && std::any_of(plan->operations.begin(), plan->operations.end(),
+                        [&](const CacheOperation& o) { return o.op_id == done->op_id && o.kind == OperationKind::StoragePut; });
+                    if (put) {
+                        held_back.push_back(event);
+                    } else {
+                        due.push_back(event);
+                    }
+                }
+                for (const std::int32_t samples : plan->samples) {
+                    if (samples != 0) due.push_back(Finish{handle});
+                }
+                before.scheduler.advance(due);
+                before.scheduler.check_invariants();
+            }
+            if (held_back.size() > 14) {
+                before.scheduler.advance({held_back.front()});
+                held_back.pop_front();
+            }
+        }
+    }
+    for (int handle = 1; handle <= 6; ++handle) {
+        Engine after(kStorage, disk);
+        run_one(after, handle, prompt(40, handle));  // compares every token
+    }
+}
