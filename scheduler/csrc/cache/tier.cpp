@@ -102,7 +102,7 @@ bool Tier::acquire(HolderId holder, std::span<const std::span<BlockId>> fresh) {
 BlockId Tier::obtain(int group, std::span<const std::int64_t> needs) {
     Group& own = groups_[index(group)];
     if (!own.holes.empty()) return pool_.take(own.holes.begin()->second);
-    const bool parent_is_ours = own.loose.empty() || may_take_parent(group, needs);
+    const bool parent_is_ours = own.loose.empty() || (!own.reuse_own_first && may_take_parent(group, needs));
     if (parent_is_ours && pool_.empty_parents() > 0) return pool_.take(pool_.bind_empty(group));
     const bool idle = parent_is_ours && oldest_idle_ != 0;
     if (!own.loose.empty() &&

@@ -39,6 +39,10 @@ public:
     Tier(const Tier&) = delete;
     Tier& operator=(const Tier&) = delete;
 
+    // The group's own cached blocks beside held ones give way before another parent is taken: for what passes on, as a
+    // window does, so that it does not come to lie strewn.
+    void reuse_own_first(int group) { groups_[index(group)].reuse_own_first = true; }
+
     int num_groups() const { return static_cast<int>(groups_.size()); }
     const BlockPool& pool() const { return pool_; }
 
@@ -103,6 +107,7 @@ private:
     };
     struct Group {
         int children = 1;
+        bool reuse_own_first = false;
         std::int64_t weight = 1;
         std::int64_t unheld = 0;  // unheld children in parents with a held one
         std::int64_t held = 0;

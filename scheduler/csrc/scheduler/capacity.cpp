@@ -26,6 +26,7 @@ Capacity::Capacity(const SchedulerConfig& config)
         shape.attention = group.attention();
         shape.window = group.sliding_window_tokens;
         shape.children = group.children_per_parent;
+        if (shape.attention == Attention::SlidingWindow) device_.reuse_own_first(static_cast<int>(shapes_.size()) - 1);
         open_groups_ = open_groups_ || shape.attention != Attention::FullHistory;
         if (shape.history()) {
             shape.granularity = group.block_granularity;

@@ -114,8 +114,10 @@ public:
     // memo of digests.
     using StoredBlocks = std::vector<std::vector<std::uint8_t>>;  // by group, by slot (state: by page)
     Prefix probe(Request& request, const StoredBlocks* stored = nullptr) const;
+    // A prefix of nothing.
+    Prefix no_prefix() const;
     // What a decode role need not have sent: the closed groups' blocks that are here.
-    Prefix remote_prefix(Request& request) const;
+    Prefix remote_prefix(Request& request, bool use_cache = true) const;
     // Pages of the prompt that a hit may cover: the last token is always computed.
     std::int32_t pages_to_match(const Request& request) const;
 

@@ -111,13 +111,17 @@ void SchedulerConfig::validate_tiers() const {
 }
 
 std::int64_t SchedulerConfig::working_set(const CacheGroup& group, std::int64_t tokens) const {
+    const std::int64_t children = group.children_per_parent;
     switch (group.attention()) {
         case Attention::FullHistory:
-            return ceil_div(tokens, group.block_granularity);
-        case Attention::SlidingWindow:
-            return std::min(window_blocks(group, 0), ceil_div(tokens, group.block_granularity));
+            return ceil_div(ceil_div(tokens, group.block_granularity), children);
+        case Attention::SlidingWindow: {
+            // It can begin anywhere in a parent, so it spans one more than it fills.
+            const std::int64_t blocks = std::min(window_blocks(group, 0), ceil_div(tokens, group.block_granularity));
+            return std::min(blocks, ceil_div(blocks, children) + (children > 1 ? 1 : 0));
+        }
         case Attention::State:
-            // A prompt that hits reads a checkpoint and writes another block.
+            // A prompt that hits reads a checkpoint and writes another block, wherever they are.
             return prefix_cache ? 2 : 1;
     }
     return 0;
@@ -132,7 +136,7 @@ std::int64_t SchedulerConfig::window_blocks(const CacheGroup& group, std::int64_
 std::int64_t SchedulerConfig::pool_tokens() const {
     const auto fits = [&](std::int64_t tokens) {
         std::int64_t parents = 0;
-        for (const CacheGroup& group : groups) parents += ceil_div(working_set(group, tokens), group.children_per_parent);
+        for (const CacheGroup& group : groups) parents += working_set(group, tokens);
         return parents <= num_parents;
     };
     std::int64_t fit = 0, above = std::numeric_limits<std::int32_t>::max();

@@ -63,7 +63,7 @@ struct SchedulerConfig {
     bool writes_back() const {
         return host_parents > 0 && host_cache && prefix_cache && role != fsm::Role::Decode;
     }
-    // The most blocks of a group that one request of `tokens` tokens holds at once when it runs alone.
+    // The most parents of a group that one request of `tokens` tokens holds when it runs alone.
     std::int64_t working_set(const CacheGroup& group, std::int64_t tokens) const;
     // The most blocks a window spans, with `chunk` tokens behind it that are computed at once.
     std::int64_t window_blocks(const CacheGroup& group, std::int64_t chunk) const;

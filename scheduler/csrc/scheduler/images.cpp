@@ -119,8 +119,8 @@ void Scheduler::restore_one(Round& round) {
     }
 }
 
-// Where the blocks of an image are: what the device still has is claimed, not copied.
-Prefix Scheduler::prefix_of_image(Request& request) const {
+// Where the blocks of an image are: what the device still has can be claimed instead of copied.
+Prefix Scheduler::prefix_of_image(Request& request, bool claim) const {
     const fsm::HostImage& image = *request.life.image();
     Prefix prefix;
     prefix.tokens = image.computed();
@@ -136,7 +136,7 @@ Prefix Scheduler::prefix_of_image(Request& request) const {
             source.host = image.groups()[group].blocks[i];
             const std::int32_t slot = its.first_slot + static_cast<std::int32_t>(i);
             const std::int32_t page = slot / shape.blocks_per_page;
-            if (config_.prefix_cache && page < prefix.pages) {
+            if (claim && config_.prefix_cache && page < prefix.pages) {
                 const cache::Digest& digest = request.digest(page, config_.prefix_granularity);
                 source.device = capacity_.device().find(static_cast<int>(group), {digest, slot % shape.blocks_per_page});
             }
@@ -147,9 +147,17 @@ Prefix Scheduler::prefix_of_image(Request& request) const {
 }
 
 bool Scheduler::try_restore(Round& round, Request& request) {
-    const Prefix prefix = prefix_of_image(request);
-    const Demand demand = capacity_.first_chunk(request, prefix, 0);
-    if (const auto shortfall = capacity_.short_for(demand, resident_count_ == 0)) {
+    const bool alone = resident_count_ == 0;
+    Prefix prefix = prefix_of_image(request, true);
+    Demand demand = capacity_.first_chunk(request, prefix, 0);
+    std::optional<Shortfall> shortfall = capacity_.short_for(demand, alone);
+    if (alone && capacity_.short_for(capacity_.first_chunk(request, prefix, 1), alone)) {
+        // What the device still has lies strewn over too many parents for another step; copied back it fits.
+        prefix = prefix_of_image(request, false);
+        demand = capacity_.first_chunk(request, prefix, 0);
+        shortfall = capacity_.short_for(demand, alone);
+    }
+    if (shortfall) {
         refuse(request, *shortfall);
         return false;
     }

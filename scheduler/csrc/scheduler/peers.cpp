@@ -72,9 +72,17 @@ void Scheduler::schedule_remote(Round& round) {
 }
 
 bool Scheduler::try_remote(Round& round, Request& request) {
-    const Prefix prefix = capacity_.remote_prefix(request);
-    const Demand demand = capacity_.first_chunk(request, prefix, request.prefill_len - prefix.tokens);
-    if (const auto shortfall = capacity_.short_for(demand, resident_count_ == 0)) {
+    const bool alone = resident_count_ == 0;
+    Prefix prefix = capacity_.remote_prefix(request);
+    Demand demand = capacity_.first_chunk(request, prefix, request.prefill_len - prefix.tokens);
+    std::optional<Shortfall> shortfall = capacity_.short_for(demand, alone);
+    if (shortfall && alone && prefix.tokens > 0) {
+        // What is cached lies strewn over too many parents; anew it fits.
+        prefix = capacity_.remote_prefix(request, false);
+        demand = capacity_.first_chunk(request, prefix, request.prefill_len);
+        shortfall = capacity_.short_for(demand, alone);
+    }
+    if (shortfall) {
         refuse(request, *shortfall);
         refused_.insert(&request);
         round.blocked.push_back({&request, Step::Prompt, *shortfall});
@@ -131,6 +139,9 @@ void Scheduler::remote_prefill_done(const RemotePrefillDone& event) {
     transition(request, fsm::RemotePrefillDoneEvent{});
     request.reason = WaitReason::Queued;
     capacity_.publish(request);
+    // No forward is out that could read what was replaced by equal content.
+    fsm::ForwardResources& bundle = *request.life.bundle();
+    for (cache::BlockTable& table : bundle.tables()) table.forward_landed(bundle.progress().last_forward);
     capacity_.settle(request);
 }
 

@@ -66,8 +66,7 @@ std::int32_t Capacity::open_pages(Request& request, std::size_t group, std::int3
 }
 
 Prefix Capacity::probe(Request& request, const StoredBlocks* stored) const {
-    Prefix prefix;
-    prefix.groups.resize(shapes_.size());
+    Prefix prefix = no_prefix();
     std::int32_t pages = pages_to_match(request);
     for (std::size_t group = 0; group < shapes_.size(); ++group) {
         if (shapes_[group].attention == Attention::FullHistory) pages = closed_pages(request, group, pages, stored);
@@ -114,9 +113,14 @@ void Capacity::fill_sources(Request& request, Prefix& prefix, const StoredBlocks
     prefix.device_tokens = state_elsewhere ? 0 : prefix.published_pages * config_.prefix_granularity;
 }
 
-Prefix Capacity::remote_prefix(Request& request) const {
+Prefix Capacity::no_prefix() const {
     Prefix prefix;
     prefix.groups.resize(shapes_.size());
+    return prefix;
+}
+
+Prefix Capacity::remote_prefix(Request& request, bool use_cache) const {
+    Prefix prefix = no_prefix();
     std::int32_t pages = pages_to_match(request);
     bool closed = false;
     for (std::size_t group = 0; group < shapes_.size(); ++group) {
@@ -124,7 +128,7 @@ Prefix Capacity::remote_prefix(Request& request) const {
         pages = closed_pages(request, group, pages, nullptr);
         closed = true;
     }
-    prefix.pages = prefix.published_pages = closed ? pages : 0;
+    prefix.pages = prefix.published_pages = closed && use_cache ? pages : 0;
     prefix.tokens = prefix.device_tokens = prefix.pages * config_.prefix_granularity;
     for (std::size_t group = 0; group < shapes_.size(); ++group) {
         if (shapes_[group].attention == Attention::FullHistory) {

@@ -20,14 +20,13 @@ bool all_quiet(const std::vector<Request*>& requests) {
 void Scheduler::retract_and_grant(Round& round) {
     if (round.blocked.empty() || !round.prefills.empty()) return;
     const std::vector<Request*> ranked = rank_victims(round);
-    if (ranked.empty()) return;
     // Those who run come before those who wait for their first chunk.
     std::stable_partition(round.blocked.begin(), round.blocked.end(),
                           [](const Blocked& blocked) { return blocked.what != Step::Prompt; });
     // The room is for the first that was blocked; if it would have to give way itself, or nobody can make it enough
     // room, for the next.
     for (const Blocked& beneficiary : round.blocked) {
-        if (beneficiary.request == ranked.front() || !may_benefit(beneficiary)) continue;
+        if (ranked.empty() || beneficiary.request == ranked.front() || !may_benefit(beneficiary)) continue;
         const std::vector<Request*> victims = beneficiary.what == Step::Prompt
                                                   ? victims_for_prompt(round, ranked, *beneficiary.request)
                                                   : victims_for_resident(ranked, beneficiary);
@@ -38,6 +37,25 @@ void Scheduler::retract_and_grant(Round& round) {
             for (Request* victim : victims) arm(*victim, *beneficiary.request);
         }
         return;
+    }
+}
+
+// Who is alone with the pool and blocked all the same has its blocks strewn over parents that other groups cannot have
+// beside them. It gives them all back and takes them anew, close together, as the bound of one request promises.
+void Scheduler::compact(Round& round) {
+    const bool alone = resident_count_ == 1 && counters_.states[fsm::index_of(StateId::Finishing)] == 0;
+    if (!alone || !round.decodes.empty() || !round.prefills.empty() || !outstanding_.empty()) return;
+    const auto found = std::find_if(round.blocked.begin(), round.blocked.end(),
+                                    [](const Blocked& blocked) { return blocked.what != Step::Prompt; });
+    if (found == round.blocked.end()) return;
+    Request& request = *found->request;
+    retract(round, request, request);
+    if (round.line_holder == &request) round.line_holder = nullptr;
+    if (!request.life.is<StateId::Submitted>()) return;  // its image is on the way
+    if (config_.role == fsm::Role::Decode) {
+        try_remote(round, request);
+    } else {
+        try_prompt(round, request);
     }
 }
 

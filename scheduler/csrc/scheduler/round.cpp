@@ -40,6 +40,7 @@ std::shared_ptr<const Plan> Scheduler::plan() {
     }
     // What the peer reads stays where it is: the prefill role makes nobody give way.
     if (config_.role != fsm::Role::Prefill) retract_and_grant(round);
+    compact(round);
     resume_left_out(round);
     return emit(std::move(round));
 }
@@ -294,11 +295,18 @@ bool Scheduler::completes_now(const Round& round, Request& request) const {
 }
 
 bool Scheduler::try_prompt(Round& round, Request& request) {
-    const Prefix prefix = capacity_.probe(request);
+    Prefix prefix = capacity_.probe(request);
     const bool alone = resident_count_ == 0;
     std::int32_t chunk = chunk_for(round, request, prefix.tokens, prefix.junction);
     Demand demand = capacity_.first_chunk(request, prefix, chunk);
     std::optional<Shortfall> shortfall = capacity_.short_for(demand, alone);
+    if (shortfall && alone && prefix.tokens > 0) {
+        // What is cached lies strewn over too many parents; anew it fits.
+        prefix = capacity_.no_prefix();
+        chunk = chunk_for(round, request, 0, 0);
+        demand = capacity_.first_chunk(request, prefix, chunk);
+        shortfall = capacity_.short_for(demand, alone);
+    }
     while (shortfall && capacity_.has_open_groups() && alone && chunk > 1) {
         chunk = (chunk + 1) / 2;
         demand = capacity_.first_chunk(request, prefix, chunk);

@@ -158,6 +158,7 @@ private:
                                              Request& prompt) const;
     std::int64_t shared_with(const Prefix& prefix, const Request& resident) const;
     bool may_benefit(const Blocked& blocked) const;
+    void compact(Round& round);
     void arm(Request& victim, const Request& beneficiary);
     void hand_over(Round& round, const std::vector<Request*>& victims, const Blocked& beneficiary);
     void grant(Round& round, const std::vector<Blocked>& blocked);
@@ -167,7 +168,7 @@ private:
     std::optional<fsm::HostImage> make_image(Round& round, Request& request);
     void restore_one(Round& round);
     bool try_restore(Round& round, Request& request);
-    Prefix prefix_of_image(Request& request) const;
+    Prefix prefix_of_image(Request& request, bool claim) const;
 
     // operations.cpp: what moves between the tiers
     CacheOperation make_operation(OperationKind kind, std::int32_t handle);
