@@ -11,6 +11,9 @@ SET     ?=
 DRY     ?=
 DETACH  ?=
 PYTHON  ?=
+EXHAUSTIVE_DEPTH ?= 12
+# How "make test" builds the scheduler's C++ tests: ctest, or ctest-sanitized as every change runs them.
+CTEST ?= ctest
 
 # CPU machines want PyTorch's CPU build, which is a tenth of the size: where the package index serves another one, name an
 # extra index that has it.
@@ -28,11 +31,12 @@ KERNEL_CPU := $(shell find kernel-backends/cpu -name build -prune -o \( -name '*
 RUN_OPTIONS = $(if $(PROFILE),--profile "$(PROFILE)") $(if $(PORT),--port "$(PORT)") $(if $(SET),--set "$(SET)")
 PORT_OPTION = $(if $(PORT),--port "$(PORT)")
 
-.PHONY: help setup setup-test setup-lint run plan recipes doctor stop status logs top test test-long ctest lint image image-test clean
+.PHONY: help setup setup-test setup-lint run plan recipes doctor stop status logs top test test-long ctest \
+	ctest-sanitized ctest-exhaustive mutants coverage fuzz lint image image-test clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 19
 	@echo
 	@echo '  variables: MODEL=$(MODEL) PROFILE= PORT= SET="key=value ..." DRY=1 DETACH=1 PYTHON= TORCH_SPEC=$(TORCH_SPEC) TORCH_INDEX='
 
@@ -119,15 +123,40 @@ setup-lint: .make/begin
 
 # --------------------------------------------------------------------------------------------------------- proving it
 
-test: setup-test ctest ## all tests that belong to every change
+test: setup-test $(CTEST) ## all tests that belong to every change
 	@$(BIN)/python -m pytest -m "not long"
 
-test-long: setup-test ctest ## all tests, the long ones too
+test-long: setup-test ctest ctest-exhaustive mutants ## all tests, the long ones too
 	@$(BIN)/python -m pytest
 
 ctest: setup-test
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) ctest-build "C++ tests" scripts/build_cpp_tests.sh
 	@$(BIN)/ctest --test-dir build/cpp-tests --output-on-failure --no-tests=error --parallel 2
+
+# The same under the address, leak and undefined-behaviour sanitizers.
+ctest-sanitized: setup-test ## the scheduler's C++ tests under sanitizers
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) ctest-sanitized-build "C++ tests, sanitized" \
+		scripts/build_cpp_tests.sh build/cpp-sanitized -DTOKENSPEED_SCHEDULER_SANITIZE=ON
+	@ASAN_OPTIONS=detect_leaks=1 TOKENSPEED_EXHAUSTIVE_DEPTH=5 $(BIN)/ctest --test-dir build/cpp-sanitized \
+		--output-on-failure --no-tests=error --parallel 2
+
+# The bounded search goes on until no new state is found in any world but the largest.
+ctest-exhaustive: ctest
+	@TOKENSPEED_EXHAUSTIVE_DEPTH=$(EXHAUSTIVE_DEPTH) build/cpp-tests/tests/cpp/test_exhaustive
+
+mutants: setup-test ## planted bugs: how many of them the C++ tests catch
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/mutate_scheduler.py
+
+coverage: setup-lint ## lines and branches of the scheduler that its C++ tests take
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) coverage-build "C++ tests, counted" \
+		scripts/build_cpp_tests.sh build/cpp-coverage -DTOKENSPEED_SCHEDULER_COVERAGE=ON
+	@find build/cpp-coverage -name '*.gcda' -delete
+	@TOKENSPEED_EXHAUSTIVE_DEPTH=5 $(BIN)/ctest --test-dir build/cpp-coverage --exclude-regex '^(refuses|compiles)\.' \
+		--output-on-failure --no-tests=error --parallel 2 > build/cpp-coverage/log || { cat build/cpp-coverage/log; exit 1; }
+	@$(BIN)/gcovr --root scheduler --config scheduler/gcovr.cfg --txt-metric branch --print-summary build/cpp-coverage
+
+fuzz: setup-test ## streams of random events for FUZZ_SECONDS (600) against the scheduler; SKIPs without clang
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/fuzz_scheduler.sh
 
 lint: setup-lint ## format, style, types, and who may import whom
 	@$(BIN)/ruff format --check .

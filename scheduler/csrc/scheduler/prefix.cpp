@@ -185,8 +185,12 @@ void Capacity::publish(Request& request) {
         }
     }
     for (std::size_t group = 0; open_groups_ && group < shapes_.size(); ++group) {
-        if (shapes_[group].attention != Attention::SlidingWindow) continue;
-        bundle.tables()[group].expire(first_needed_slot(group, progress.committed));
+        cache::BlockTable& table = bundle.tables()[group];
+        if (shapes_[group].attention == Attention::SlidingWindow) {
+            table.expire(first_needed_slot(group, progress.committed));
+        } else if (!shapes_[group].history() && table.boundary() < progress.committed) {
+            table.retire_input(progress.last_forward);  // whoever read it has landed; one more may be out with it in its table
+        }
     }
     if (open_groups_ && !request.reserves.empty()) settle(request);
 }

@@ -43,12 +43,24 @@ void Scheduler::retract_and_grant(Round& round) {
 // Who is alone with the pool and blocked all the same has its blocks strewn over parents that other groups cannot have
 // beside them. It gives them all back and takes them anew, close together, as the bound of one request promises.
 void Scheduler::compact(Round& round) {
-    const bool alone = resident_count_ == 1 && counters_.states[fsm::index_of(StateId::Finishing)] == 0;
-    if (!alone || !round.decodes.empty() || !round.prefills.empty() || !outstanding_.empty()) return;
+    if (!outstanding_.empty()) return;
+    if (counters_.states[fsm::index_of(StateId::Finishing)] > 0) return;
     const auto found = std::find_if(round.blocked.begin(), round.blocked.end(),
                                     [](const Blocked& blocked) { return blocked.what != Step::Prompt; });
     if (found == round.blocked.end()) return;
     Request& request = *found->request;
+    if (resident_count_ > 1) {
+        // In the other roles somebody gave way already, or a copy is out. In the prefill role nobody does before no peer is
+        // left that could make room.
+        if (config_.role != fsm::Role::Prefill || !pending_.empty()) return;
+        const auto youngest = std::find_if(residents_.rbegin(), residents_.rend(), [](const Request* resident) {
+            return resident != nullptr && resident->life.is<StateId::Prefilling>();
+        });
+        if (youngest == residents_.rend() || *youngest == &request) return;
+        retract(round, **youngest, request);
+        try_chunk(round, request);
+        return;
+    }
     retract(round, request, request);
     if (round.line_holder == &request) round.line_holder = nullptr;
     if (!request.life.is<StateId::Submitted>()) return;  // its image is on the way

@@ -39,9 +39,12 @@ std::shared_ptr<const Plan> Scheduler::plan() {
             break;
     }
     // What the peer reads stays where it is: the prefill role makes nobody give way.
-    if (config_.role != fsm::Role::Prefill) retract_and_grant(round);
-    compact(round);
+    const bool gives_way = config_.role != fsm::Role::Prefill;
+    if (gives_way) retract_and_grant(round);
     resume_left_out(round);
+    // Whoever was left out may be blocked in turn, and then nobody would have had the room.
+    if (gives_way && round.is_idle()) retract_and_grant(round);
+    if (round.is_idle()) compact(round);
     return emit(std::move(round));
 }
 

@@ -98,6 +98,8 @@ private:
         std::vector<CacheOperation> operations;
         std::vector<PlanAbort> aborts;
         std::vector<std::int32_t> retracted, restored;
+
+        bool is_idle() const { return prefills.empty() && decodes.empty() && retracted.empty() && restored.empty(); }
     };
     struct Outstanding {
         std::shared_ptr<const Plan> plan;

@@ -81,4 +81,6 @@ inline int run_all() {
 #define CHECK_THROWS(Error, part, expression) \
     check::throws<Error>(__FILE__, __LINE__, #expression, part, [&] { (void)(expression); })
 
+#ifndef CHECK_HAS_OWN_MAIN
 int main() { return check::run_all(); }
+#endif

@@ -29,7 +29,7 @@ struct ConfigOptions {
     int window_children = 1, state_children = 1;
     int host_parents = 0;
     bool host_cache = true, storage = false;
-    int storage_timeout = 100;
+    int storage_timeout = 100, storage_operations = 16;
     fsm::Role role = fsm::Role::Fused;
 };
 
@@ -55,7 +55,8 @@ inline SchedulerConfig config(const ConfigOptions& options = {}) {
             .host_parents = options.host_parents,
             .host_cache = options.host_cache,
             .storage = options.storage,
-            .storage_timeout_ticks = options.storage_timeout};
+            .storage_timeout_ticks = options.storage_timeout,
+            .storage_max_operations = options.storage_operations};
 }
 
 // Scheduler and device together. Requests end by length; what they produced is kept and compared.
