@@ -59,6 +59,19 @@ TEST(a_state_group_holds_at_most_its_input_and_its_live_block) {
     }
 }
 
+// Else a prompt that is computed keeps a block that nothing reads, for as long as its peer takes to fetch the rest.
+TEST(a_request_with_nothing_out_holds_its_live_state_alone) {
+    Engine plane(kHybrid);
+    plane.submit(1, prompt(20), {.max_new_tokens = 20});
+    for (int round = 0; round < 19; ++round) {
+        plane.round();
+        CHECK_EQ(held(plane, 2), 1);
+    }
+    plane.run();
+    // Of 39 computed tokens, the checkpoints behind 24 and 32, which the forwards after them began with.
+    CHECK_EQ(plane.scheduler.snapshot().groups[2].cached, 2);
+}
+
 TEST(the_second_turn_of_a_conversation_starts_behind_the_last_checkpoint) {
     Engine plane(kHybrid);
     CHECK_EQ(cached_after(plane, 1, prompt(30), 20), 0);

@@ -1,4 +1,6 @@
 // Retract and restore: byte-exact images, what they cost, the order of coming back, and what happens without room.
+#include <algorithm>
+
 #include "check.h"
 #include "engine.h"
 
@@ -48,6 +50,31 @@ TEST(a_retracted_request_comes_back_with_the_same_tokens_and_computes_nothing_tw
             }
         }
     }
+}
+
+// Who gives way right behind a checkpoint had two states until its last result landed: the image is of the later.
+TEST(of_a_state_an_image_has_the_live_block_alone) {
+    int behind_a_checkpoint = 0;
+    for (const int overlap : {0, 1}) {
+        for (const int parents : {18, 19, 20, 21, 22}) {
+            Engine plane({.parents = parents, .seqs = 6, .overlap = overlap, .checkpoint = 4, .host_parents = 60,
+                          .host_cache = false});
+            plane.device.fails = [&](const CacheOperation& operation) {
+                if (operation.kind != OperationKind::ImageSave) return false;
+                CHECK_EQ(std::count(operation.group.begin(), operation.group.end(), 1), 1);
+                const Engine::Live& request = plane.live.at(operation.handle);
+                const std::size_t computed = request.prompt.size() + request.output.size() - 1;
+                behind_a_checkpoint += computed % 4 == 1 ? 1 : 0;
+                return false;
+            };
+            for (int handle = 1; handle <= 6; ++handle) plane.submit(handle, prompt(8 + handle, handle), undeclared(24));
+            plane.run();
+            CHECK_EQ(plane.outputs.size(), 6u);
+            CHECK(plane.scheduler.snapshot().restores > 0);
+            plane.check_pool_whole();
+        }
+    }
+    CHECK(behind_a_checkpoint > 0);
 }
 
 TEST(what_the_host_tier_has_already_is_pinned_and_not_copied) {
