@@ -6,10 +6,13 @@
 
 MODEL   ?= smollm2-135m
 PROFILE ?=
+VENDOR  ?=
+ENGINE  ?=
 PORT    ?=
 SET     ?=
 DRY     ?=
 DETACH  ?=
+REPLACE ?=
 PYTHON  ?=
 EXHAUSTIVE_DEPTH ?= 12
 # How "make test" builds the scheduler's C++ tests: ctest, or ctest-sanitized as every change runs them.
@@ -21,6 +24,8 @@ TORCH_SPEC  ?= torch==2.13.0
 TORCH_INDEX ?=
 
 BIN        := .venv/bin
+# Images are built with a Python 3.11 or newer and nothing else: no .venv is set up for them.
+IMAGE_PYTHON = $(or $(PYTHON),$(firstword $(wildcard $(BIN)/python)),python3)
 PIP        := $(BIN)/python -m pip --disable-pip-version-check --no-input
 LOCAL      := $(PIP) install --quiet --no-index --no-deps --no-build-isolation --no-warn-conflicts
 STEP       := scripts/step.sh
@@ -30,20 +35,24 @@ KERNEL_CPU := $(shell find kernel-backends/cpu -name build -prune -o \( -name '*
 
 RUN_OPTIONS = $(if $(PROFILE),--profile "$(PROFILE)") $(if $(PORT),--port "$(PORT)") $(if $(SET),--set "$(SET)")
 PORT_OPTION = $(if $(PORT),--port "$(PORT)")
+VENDOR_OPTION = $(if $(VENDOR),--vendor "$(VENDOR)")
+START_OPTIONS = $(VENDOR_OPTION) $(if $(ENGINE),--engine "$(ENGINE)") $(if $(DRY),--dry-run) $(if $(DETACH),--detach) \
+	$(if $(REPLACE),$(if $(filter after,$(REPLACE)),--replace-after,--replace))
 
-.PHONY: help setup setup-test setup-lint run plan recipes doctor stop status logs top test test-long ctest \
-	ctest-sanitized ctest-exhaustive mutants coverage fuzz lint image image-test clean
+.PHONY: help setup setup-test setup-lint run plan recipes doctor stop status logs top bench verify env test test-long ctest \
+	ctest-sanitized ctest-exhaustive mutants coverage fuzz lint image images image-test sbom renders locks clean
 .DEFAULT_GOAL := help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 19
 	@echo
-	@echo '  variables: MODEL=$(MODEL) PROFILE= PORT= SET="key=value ..." DRY=1 DETACH=1 PYTHON= TORCH_SPEC=$(TORCH_SPEC) TORCH_INDEX='
+	@echo '  variables: MODEL=$(MODEL) PROFILE= VENDOR= ENGINE=container|native PORT= SET="key=value ..." DRY=1'
+	@echo '             DETACH=1 REPLACE=1|after PYTHON= TORCH_SPEC=$(TORCH_SPEC) TORCH_INDEX='
 
 # ----------------------------------------------------------------------------------------------------------- using it
 
-run: setup ## serve MODEL; DRY=1 prints what would happen, DETACH=1 runs in the background
-	@$(BIN)/tokenspeed serve "$(MODEL)" $(RUN_OPTIONS) $(if $(DRY),--dry-run) $(if $(DETACH),--detach)
+run: setup ## serve MODEL in the way that suits this machine; DRY=1 prints what would happen
+	@$(BIN)/tokenspeed run "$(MODEL)" $(RUN_OPTIONS) $(START_OPTIONS)
 
 plan: setup ## what MODEL would need, and where every setting comes from
 	@$(BIN)/tokenspeed recipe plan "$(MODEL)" $(RUN_OPTIONS)
@@ -52,10 +61,10 @@ recipes: setup ## the models there are recipes for
 	@$(BIN)/tokenspeed recipe list
 
 doctor: setup ## what would keep a model from running here, and what mends it
-	@$(BIN)/tokenspeed doctor $(PORT_OPTION)
+	@$(BIN)/tokenspeed doctor $(if $(filter command line,$(origin MODEL)),"$(MODEL)") $(PORT_OPTION) $(VENDOR_OPTION)
 
 stop: setup ## stop the running server; it drains first
-	@$(BIN)/tokenspeed stop $(PORT_OPTION)
+	@$(BIN)/tokenspeed stop $(PORT_OPTION) $(if $(DRY),--dry-run)
 
 status: setup ## the running servers and their probes
 	@$(BIN)/tokenspeed status $(PORT_OPTION)
@@ -65,6 +74,15 @@ logs: setup ## follow the log of a server in the background
 
 top: setup ## the dashboard
 	@$(BIN)/tokenspeed top $(if $(PORT),--url "http://127.0.0.1:$(PORT)")
+
+bench: setup ## measure the running server: prefill, first token, decode at 1, 8 and 32 streams
+	@$(BIN)/tokenspeed bench $(PORT_OPTION) $(if $(DRY),--dry-run)
+
+verify: setup ## check MODEL's profile on this machine: answers, API, accuracy, speed
+	@$(BIN)/tokenspeed verify "$(MODEL)" $(if $(PROFILE),--profile "$(PROFILE)") $(if $(DRY),--dry-run)
+
+env: setup ## versions, the machine and the kernels: what a report of a fault should hold
+	@$(BIN)/tokenspeed env
 
 # ------------------------------------------------------------------------------------------------------------- set-up
 
@@ -140,7 +158,7 @@ ctest-sanitized: setup-test ## the scheduler's C++ tests under sanitizers
 	@ASAN_OPTIONS=detect_leaks=1 TOKENSPEED_EXHAUSTIVE_DEPTH=5 $(BIN)/ctest --test-dir build/cpp-sanitized \
 		--output-on-failure --no-tests=error --parallel 2
 
-# The bounded search goes on until no new state is found in any world but the largest.
+# Every order of events up to that many; most worlds end by themselves before depth 30 (docs/design/testing-the-scheduler.md).
 ctest-exhaustive: ctest
 	@TOKENSPEED_EXHAUSTIVE_DEPTH=$(EXHAUSTIVE_DEPTH) build/cpp-tests/tests/cpp/test_exhaustive
 
@@ -164,11 +182,24 @@ lint: setup-lint ## format, style, types, and who may import whom
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-image: ## build images/cpu with docker or podman
-	@images/cpu/build.sh
+image: ## build the image of VENDOR (cpu, nvidia, amd, npu) with docker or podman; SOC=a3, 910b or 950 for npu
+	@$(IMAGE_PYTHON) -m scripts.image_build "$(or $(VENDOR),cpu)" $(if $(SOC),--soc "$(SOC)") $(if $(TAG),--tag "$(TAG)") \
+		$(if $(DRY),--dry-run)
 
-image-test: ## build the image and serve from it, in containers
-	@scripts/image_test.sh
+images: ## build every image whose base this machine has or can pull
+	@$(IMAGE_PYTHON) -m scripts.image_build --all $(if $(SOC),--soc "$(SOC)") $(if $(DRY),--dry-run)
+
+image-test: ## build the image of VENDOR and look at it in containers; the CPU image serves
+	@$(IMAGE_PYTHON) -m scripts.image_test "$(or $(VENDOR),cpu)"
+
+sbom: setup-lint ## what the image of VENDOR is made of, as dist/sbom-VENDOR.cdx.json (CycloneDX)
+	@$(BIN)/python -m scripts.image_sbom "$(or $(VENDOR),cpu)" $(if $(TAG),--image "$(TAG)")
+
+renders: setup ## write images/compose and images/kubernetes anew; a test says when they are old
+	@$(BIN)/python scripts/render_examples.py
+
+locks: setup-lint ## resolve the lock files of the images; CHECK=1 only compares, UPGRADE=1 takes the newest that fits
+	@$(BIN)/python -m scripts.lock_images $(if $(CHECK),--check) $(if $(UPGRADE),--upgrade) $(VENDOR)
 
 clean: ## remove what was set up and built; downloaded weights stay
 	rm -rf .venv .make build dist scheduler/build kernel-backends/*/build

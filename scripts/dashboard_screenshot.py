@@ -42,15 +42,20 @@ class Counted:
                 break
         self.done.set()
 
+    def watch_configuration(self, wanted: bool) -> None:
+        """Tells the source."""
+        self._source.watch_configuration(wanted)
 
-async def draw(source: Source, url: str, *, looks: int, replaying: bool, size: tuple[int, int]) -> str:
-    """Lets the dashboard look ``looks`` times and returns the screen as SVG.
+
+async def draw(source: Source, url: str, *, looks: int, replaying: bool, size: tuple[int, int], keys: list[str]) -> str:
+    """Presses ``keys``, lets the dashboard look ``looks`` times and returns the screen as SVG.
 
     Raises RuntimeError where the last look at a live server brought no state.
     """
     counted = Counted(source, looks)
     app = Dashboard(counted, url, interval=0.05 if replaying else LIVE_INTERVAL_S, replaying=replaying)
     async with app.run_test(size=size) as pilot:
+        await pilot.press(*keys)
         await counted.done.wait()
         await pilot.pause()
         if counted.error:
@@ -66,6 +71,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="a running server (default: %(default)s)")
     parser.add_argument("--replay", type=Path, help="draw the end of this recording instead")
     parser.add_argument("--looks", type=int, default=8, help="how often to look at the server (default: %(default)s)")
+    parser.add_argument("--press", nargs="*", default=[], metavar="KEY", help="keys to press first (c: configuration)")
     parser.add_argument("--width", type=int, default=120)
     parser.add_argument("--height", type=int, default=34)
     parser.add_argument("--output", type=Path, default=Path("docs/images/dashboard.svg"))
@@ -79,7 +85,8 @@ def main() -> int:
         source = HttpSource(url)
     size = (arguments.width, arguments.height)
     try:
-        svg = asyncio.run(draw(source, url, looks=looks, replaying=arguments.replay is not None, size=size))
+        replaying = arguments.replay is not None
+        svg = asyncio.run(draw(source, url, looks=looks, replaying=replaying, size=size, keys=arguments.press))
     except RuntimeError as error:
         print(f"no picture was drawn: {error}", file=sys.stderr)
         return 1

@@ -34,7 +34,7 @@ def requirements(group: str, root: Path = ROOT) -> list[str]:
     for path in local_projects(root):
         project = tomllib.loads(path.read_text())
         found += _of_project(project, group)
-    return merged([line for line in found if not _name(line).startswith(LOCAL)])
+    return merged([line for line in found if not name_of(line).startswith(LOCAL)])
 
 
 def merged(lines: list[str]) -> list[str]:
@@ -45,7 +45,7 @@ def merged(lines: list[str]) -> list[str]:
         match = re.fullmatch(r"\s*([A-Za-z0-9._-]+)\s*(\[[^\]]*\])?\s*(.*)", requirement.strip())
         if match is None:
             raise SystemExit(f"third_party.py: cannot read the requirement {line!r}")
-        known = bounds.setdefault((_name(line), match[2] or "", marker.strip()), [])
+        known = bounds.setdefault((name_of(line), match[2] or "", marker.strip()), [])
         known += [bound.strip() for bound in match[3].split(",") if bound.strip() and bound.strip() not in known]
     return [
         name + extras + ",".join(sorted(limits)) + (f"; {marker}" if marker else "")
@@ -63,7 +63,8 @@ def _of_project(project: dict[str, Any], group: str) -> list[str]:
     return list(extras.get(group, []))
 
 
-def _name(line: str) -> str:
+def name_of(line: str) -> str:
+    """The distribution that a requirement names, in its normal form; empty for a line that names none."""
     found = re.match(r"\s*[A-Za-z0-9._-]+", line)
     return re.sub(r"[-_.]+", "-", found[0].strip()).lower() if found else ""
 

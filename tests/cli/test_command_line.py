@@ -1,57 +1,36 @@
 """The command line: what it prints, what it refuses, and with which exit code."""
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import Command
 
-from tokenspeed.cli import main as command
-from tokenspeed.cli.servers import (
+from tokenspeed.cli.background import without_detach
+from tokenspeed.cli.installation import refuse_foreign_distributions, refuse_small_shared_memory
+from tokenspeed.cli.ports import claim_port
+from tokenspeed.cli.records import (
     ServerError,
     ServerRecord,
     find_server,
-    record_running,
+    remove_record,
     running_servers,
-    without_detach,
+    write_record,
 )
-from tokenspeed.cli.start import claim_port, refuse_foreign_distributions
 from tokenspeed.recipes.flags import FLAGS
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Records, logs and downloads of a test stay in its folder."""
-    monkeypatch.setenv("TOKENSPEED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TOKENSPEED_RECIPES", raising=False)
-    return tmp_path / "cache"
-
-
-class Outcome:
-    """What one command did."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-Command = Callable[..., Outcome]
-
-
 @pytest.fixture
-def tokenspeed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command line in this process; a traceback would be an error of the test."""
-
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["tokenspeed", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        printed = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), printed.out, printed.err)
-
-    return run
+def own_cache(own_machine: Path) -> Path:
+    """Where records, logs and downloads go."""
+    return own_machine
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -94,8 +73,10 @@ def test_a_dry_run_prints_everything_and_starts_nothing(tokenspeed: Command, own
 
 
 MISTAKES: list[tuple[str, int, str]] = [
-    ("run smollm2", 2, 'there is no recipe "smollm2"; did you mean "smollm2-135m"?'),
-    ("run ./", 2, "a file or folder is served by: tokenspeed serve ./"),
+    ("run smollm2", 2, '"smollm2" is no recipe and no file or folder; did you mean "smollm2-135m"?'),
+    ("run ./absent/", 2, "absent: there is no such file or folder"),
+    ("run smollm2-135m --vendor tpu", 2, "'tpu' is not one of"),
+    ("run smollm2-135m --engine vm", 2, "'vm' is not one of"),
     ("serve smollm2", 2, '"smollm2" is no recipe and no file or folder; did you mean "smollm2-135m"?'),
     ("serve ./absent.gguf", 2, "absent.gguf: there is no such file or folder"),
     ("run smollm2-135m --profile tpu", 2, 'no profile "tpu"; did you mean "cpu"?'),
@@ -103,13 +84,14 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("run smollm2-135m --overlap-depth 7", 2, "--overlap-depth: scheduler.overlap: input should be less than"),
     ("run smollm2-135m --kv-cache-dtype int3", 2, "--kv-cache-dtype: kv.dtype: input should be 'auto'"),
     ("run smollm2-135m --max-model-len 100000", 2, "scheduler.max_len is 100000, the model's context is 8192"),
-    ("run smollm2-135m --tensor-parallel-size 2", 2, "tensor parallelism (parallel.tp = 2)"),
-    ("run smollm2-135m --kv-cache-gb 0.01 --max-model-len 8000", 3, "--max-model-len 192 fits"),
+    ("run smollm2-135m --tensor-parallel-size 2", 2, "9 attention heads are not a multiple of 2; tp may be 1, 3"),
+    ("run smollm2-135m --tensor-parallel-size 3", 2, "tensor parallelism (parallel.tp = 3)"),
+    ("run smollm2-135m --kv-cache-gb 0.01 --max-model-len 8000", 3, "--max-model-len 128 fits"),
     ("run smollm2-135m --max-num-seqs many", 2, "Invalid value for '--max-num-seqs'"),
     ("run smollm2-135m --bogus", 2, "No such option: --bogus"),
     ("run kimi-k2.5 --profile b200-nvfp4", 2, "profile b200-nvfp4 of kimi-k2.5 is unsupported; it asks for"),
     ("recipe plan kimi-k2.5 --hardware a3 --profile nope", 2, 'no profile "nope"'),
-    ("recipe plan kimi-k2.5 --hardware a2", 3, "needs 16 x npu (a3) with 64 GB each; there are 8 x npu (a2)"),
+    ("recipe plan kimi-k2.5 --hardware rtx-4090", 3, "needs 8 x nvidia (sm90) with 140 GB each; there are 1 x nvidia"),
     ("recipe show ./absent.yaml", 2, "absent.yaml: cannot be read"),
     ("stop", 2, "no server of yours runs; start one"),
     ("logs --port 9", 2, "only servers started with --detach"),
@@ -158,7 +140,7 @@ def test_recipes_are_listed_shown_and_validated(tokenspeed: Command, tmp_path: P
     broken.write_text("name: broken\nprofile: {}\n")
     checked = tokenspeed("recipe", "validate", "kimi-k2.5", str(broken))
     assert checked.code == 2
-    assert "kimi-k2.5.yaml: right (b200-nvfp4, h200-int4, mi355x-mxfp4, a3-w4a8, smoke)" in checked.out
+    assert "kimi-k2.5.yaml: right (b200-nvfp4, h200-int4, mi355x-mxfp4, a3-w4a8, " in checked.out
     assert f'{broken}:2:1: unknown key "profile"; did you mean "profiles"?' in checked.out
 
 
@@ -176,24 +158,28 @@ def test_kimi_can_be_planned_for_a_machine_that_is_not_here(tokenspeed: Command)
     done = tokenspeed("recipe", "plan", "kimi-k2.5", "--hardware", "b200")
     assert done.code == 0
     assert "profile b200-nvfp4: unsupported" in done.out
-    assert "35,136 B a token a rank in float8_e4m3" in done.out
+    assert "35,136 B a token on each rank in float8_e4m3" in done.out
 
 
 def test_a_running_server_is_found_by_its_own_process(own_cache: Path) -> None:
     record = ServerRecord.of_this_process("some", "0.0.0.0", 8123)
     assert record.url == "http://127.0.0.1:8123"
     assert ServerRecord.of_this_process("some", "::", 1).url == "http://[::1]:1"
-    with record_running(record):
-        assert running_servers() == [record]
-        assert find_server(8123) == record
-        with pytest.raises(ServerError, match="on port 8124"):
-            find_server(8124)
-        # The same pid started at another time is another process.
-        stale = {**json.loads((own_cache / "run" / "8123.json").read_text()), "port": 8124, "started": 1}
-        (own_cache / "run" / "8124.json").write_text(json.dumps(stale))
-        (own_cache / "run" / "8125.json").write_text("not JSON")
-        assert running_servers() == [record]
-        assert not (own_cache / "run" / "8124.json").exists()
+    write_record(record)
+    assert running_servers() == [record]
+    assert find_server(8123) == record
+    with pytest.raises(ServerError, match="on port 8124"):
+        find_server(8124)
+    # The same pid started at another time is another process.
+    stale = {**json.loads((own_cache / "run" / "8123.json").read_text()), "port": 8124, "started": 1}
+    (own_cache / "run" / "8124.json").write_text(json.dumps(stale))
+    (own_cache / "run" / "8125.json").write_text("not JSON")
+    assert running_servers() == [record]
+    assert not (own_cache / "run" / "8124.json").exists()
+    # A server that was replaced on its port removes no record but its own.
+    remove_record(replace(record, pid=1))
+    assert running_servers() == [record]
+    remove_record(record)
     assert running_servers() == []
 
 
@@ -212,14 +198,65 @@ def test_a_foreign_distribution_is_refused_by_name(tmp_path: Path, monkeypatch: 
         refuse_foreign_distributions()
 
 
-def test_doctor_and_env_look_at_this_machine(tokenspeed: Command) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        examined = tokenspeed("doctor", "--port", str(port))
-    assert f"warn  port {port}" in examined.out
-    assert "ok    Python 3." in examined.out
-    facts = json.loads(tokenspeed("env", "--json").out)
+def test_env_looks_at_this_machine(tokenspeed: Command) -> None:
+    facts = json.loads(tokenspeed("env", "--json", "--kernels").out)
     assert facts["torch"] != "not installed"
     assert "cores" in facts["machine"]
     assert "paged_gqa" in facts["attention backends"]
     assert "reference" in facts["gemm.linear"]
+
+
+def test_no_disk_is_said_before_anything_is_fetched(tokenspeed: Command, tmp_path: Path, own_cache: Path) -> None:
+    recipe = tmp_path / "large.yaml"
+    recipe.write_text("extends: smollm2-135m\nname: large\nweights: {download_bytes: 900 TB}\n")
+    done = tokenspeed("run", str(recipe), "--port", "0")
+    assert done.code == 2
+    assert "900" in done.err and "disk" in done.err and str(own_cache) in done.err
+    assert "TOKENSPEED_CACHE" in done.err
+    assert not list(own_cache.glob("run/*"))
+
+
+KIMI_NEEDS = (
+    "WHAT kimi-k2.5 NEEDS",
+    "HOW NEAR EACH KNOWN BOX COMES",
+    "HERE: no accelerator, so the smoke profile runs, as kimi-k2.5-smoke",
+    "model     kimi-k2.5, served as kimi-k2.5-smoke",
+)
+
+
+def test_the_first_screen_without_accelerators_is_what_the_model_needs(tokenspeed: Command) -> None:
+    done = tokenspeed("run", "kimi-k2.5", "--vendor", "cpu", "--dry-run")
+    assert done.code == 0
+    places = [done.out.find(line) for line in KIMI_NEEDS]
+    assert places == sorted(places) and places[0] == 0
+    boxes = done.out[places[1] : places[2]].splitlines()
+    assert any("MI355X" in line and "fits" in line for line in boxes)
+    assert any("RTX 4090" in line and "fits" not in line for line in boxes)
+    assert "RANDOM WEIGHTS, this is not kimi-k2.5" in done.err
+    # A model that a CPU runs has no such screen, and neither has a machine with the devices.
+    assert "WHAT" not in tokenspeed("run", "smollm2-135m", "--profile", "smoke", "--vendor", "cpu", "--dry-run").out
+    assert "WHAT" not in tokenspeed("run", "kimi-k2.5", "--profile", "smoke", "--vendor", "nvidia", "--dry-run").out
+
+
+def test_a_user_nobody_knows_has_a_home(tmp_path: Path) -> None:
+    """A uid without a passwd entry and without HOME, as in a container of any uid."""
+    command = ["unshare", "--user", "--map-user=12345", "--map-group=0"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine allows no user namespaces")
+    unset = ("HOME", "USER", "LOGNAME", "TOKENSPEED_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    program = [sys.executable, "-m", "tokenspeed.cli", "run", "smollm2-135m", "--dry-run"]
+    done = subprocess.run(
+        [*command, *program], env={**environment, "TMPDIR": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"fetched at the start to {tmp_path}/tokenspeed-12345/" in done.stdout
+    assert not (tmp_path / "~").exists()
+
+
+def test_ranks_need_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(64 << 20, 0, 64 << 20))
+    refuse_small_shared_memory(1)
+    with pytest.raises(ServerError, match="/dev/shm has 64 MiB, too little for 2 ranks: containers: --shm-size 16g"):
+        refuse_small_shared_memory(2)

@@ -8,7 +8,7 @@ from control_plane import ControlPlane, submit
 from token_cache import LOADS, MemoryStorage, group
 from token_device import expected_tokens
 
-from tokenspeed.device.specs import GroupFacts
+from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed_scheduler import OperationKind
 
 ONE = (group(),)

@@ -11,6 +11,7 @@ from plan_maker import Request, run
 from tiny_models import build, resolved, save, transformers_model
 
 from tokenspeed.recipes.gguf_file import GgufError, read_gguf_header
+from tokenspeed.recipes.gguf_formats import FILE_TYPES, TENSOR_FORMATS
 from tokenspeed.recipes.model_config import CheckpointError, read_model_config
 from tokenspeed.recipes.resolved import ModelSource
 
@@ -156,6 +157,16 @@ def with_factors(path: Path, factors: np.ndarray) -> None:
 def small(tmp_path: Path) -> Path:
     write(transformers_model("llama"), tmp_path / "small.gguf", "Q8_0", family="llama")
     return tmp_path / "small.gguf"
+
+
+def test_the_formats_numbers_are_the_packages() -> None:
+    sizes = {int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGML_QUANT_SIZES}
+    # A newer package may know more; what stands here must be right.
+    assert {kind: sizes[kind] for kind in TENSOR_FORMATS} == TENSOR_FORMATS
+    plain = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    for number, name in FILE_TYPES.items():
+        theirs = gguf.LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
+        assert plain.get(theirs, theirs) == name
 
 
 def test_the_header_equals_what_the_gguf_package_reads(small: Path) -> None:

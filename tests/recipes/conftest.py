@@ -1,9 +1,10 @@
 """Machines and recipe folders for the tests of the recipes room."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from stand_in_hub import StandInHub, stand_in_hub
 
 from tokenspeed.recipes.machine import Accelerator, Machine
 from tokenspeed.recipes.resolved import GIB
@@ -63,3 +64,24 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOKENSPEED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return folder
+
+
+HUB_VARIABLES = (
+    *("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"),
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"),
+)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
+    """A hub on a loopback port, an empty cache, nobody's token, and no waiting between tries."""
+    for name in HUB_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # read when some test before imported it
+    monkeypatch.setattr("tokenspeed.recipes.weights.hub.SECRET_FILE", tmp_path / "no-secret")
+    monkeypatch.setattr("tokenspeed.recipes.weights.transfer.FIRST_WAIT_S", 0.001)
+    with stand_in_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server

@@ -12,7 +12,8 @@ from tokenspeed.recipes.catalogue import (
     recipe_names,
 )
 from tokenspeed.recipes.document import RecipeError
-from tokenspeed.recipes.schema import PackageWeights, RandomWeights, parse_size
+from tokenspeed.recipes.schema import PackageWeights, RandomWeights
+from tokenspeed.recipes.schema_types import parse_size
 
 
 def problems(path: Path) -> list[str]:

@@ -9,7 +9,7 @@ from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.flags import FLAGS, Flag
 from tokenspeed.recipes.machine import Machine
 from tokenspeed.recipes.overrides import flag_values, set_values
-from tokenspeed.recipes.plan import render_all_settings, render_settings
+from tokenspeed.recipes.plan_text import render_all_settings, render_settings
 from tokenspeed.recipes.prepare import prepare, resolve_model
 from tokenspeed.recipes.resolve import Resolution, UnsupportedError, model_source, resolve, settings
 from tokenspeed.recipes.resolved import ResolvedConfig
@@ -46,7 +46,7 @@ def test_printed_equals_used(recipes: Path, make_machine: MakeMachine) -> None:
         "small", machine, profile="smoke", overrides=set_values(["threads=2 kernels.gemm.linear=reference"])
     )
     config = prepare(resolution, machine, no_progress)
-    assert config.sources == resolution.sources
+    assert config.sources == {**resolution.sources, "kv.bytes": "the plan"}
     assert config.kernels == {"gemm.linear": "reference"}
     printed = {line.split()[0]: line.split()[1] for line in render_all_settings(resolution)}
     dumped = config.model_dump()
@@ -63,6 +63,8 @@ def test_every_default_of_the_recipe_is_the_engines_default(make_machine: MakeMa
         (recipes / "small.yaml").read_text().replace("  scheduler: {max_seqs: 16}", "  {}")
     )
     config = resolved_smoke(make_machine())
+    # The size of the KV cache is the plan's.
+    config = config.model_copy(update={"kv": config.kv.model_copy(update={"bytes": 0})})
     plain = ResolvedConfig(name="x", served_name="x", model=config.model)
     for section in ("kv", "scheduler", "api", "threads", "enforce", "seed", "drain_s", "kernels", "env"):
         assert getattr(config, section) == getattr(plain, section), section
@@ -194,6 +196,8 @@ def test_each_flag_reaches_its_key(flag: Flag, recipes: Path, make_machine: Make
         "kv.granularity": 32,
         "enforce": "determinism",
         "scheduler.implementation": "reference",
+        "log.level": "warning",
+        "log.format": "json",
     }
     by_kind = {"text": str(tmp_path), "integer": 1, "number": 1.5, "switch": False, "gib": 0.5}
     stands_on = {"kv.storage_dir": {"host_cache_gb": 1.0}}

@@ -10,9 +10,9 @@ from token_cache import group
 from token_device import TokenDevice, TokenStep, expected_tokens
 
 from tokenspeed.device.handle import OperationOutcome, RowStart
-from tokenspeed.device.specs import GroupFacts
 from tokenspeed.device.storage.backend import StorageBackend
 from tokenspeed.messages import SamplingParameters
+from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed_scheduler import (
     CacheGroup,
     Event,

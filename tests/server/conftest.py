@@ -1,13 +1,10 @@
 """The real application over a scripted engine: in process for most tests, on a real port where connections matter."""
 
-import asyncio
-import contextlib
-import socket
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
-import uvicorn
+from app_server import serving
 from fastapi import FastAPI
 from scripted_engine import Stack
 
@@ -39,11 +36,5 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 async def url(app: FastAPI) -> AsyncIterator[str]:
     """A real server on a free port."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-    serving = asyncio.create_task(server.serve([listener]))
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    await serving
+    async with serving(app) as url:
+        yield url

@@ -7,12 +7,13 @@ import numpy as np
 from memory_channel import MemoryChannel
 from token_device import TokenDevice
 
-from tokenspeed.device.specs import DeviceSpecs, GroupFacts
+from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.device.storage.backend import StorageBackend
 from tokenspeed.engine.loop import EventLoop
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.launch.compose import scheduler_config
 from tokenspeed.messages import SamplingParameters, Submit
+from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed.recipes.resolved import SchedulerSettings
 from tokenspeed_scheduler import Scheduler
 
@@ -57,6 +58,7 @@ class ControlPlane:
             storage=storage is not None,
             weight_bytes=0,
             workspace_bytes=0,
+            untouched_bytes=0,
             vocab_size=1000,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,

@@ -90,5 +90,9 @@ def run_cli(*arguments: str, environment: dict[str, str] | None = None) -> "subp
     """Runs the command line to its end."""
     command: Sequence[str] = [sys.executable, "-m", "tokenspeed.cli", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, **(environment or {})}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "TOKENSPEED_ENGINE": "native", **(environment or {})},
     )

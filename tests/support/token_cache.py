@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenspeed.device.handle import OperationOutcome
-from tokenspeed.device.specs import GroupFacts
 from tokenspeed.device.storage.backend import BlockKey, StorageBackend
+from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed_scheduler import CacheOperation, OperationKind, Plan
 
 STATE_WORDS = 4

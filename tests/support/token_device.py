@@ -14,8 +14,8 @@ import numpy as np
 from token_cache import STATE_WORDS, TokenCache, absorb, group
 
 from tokenspeed.device.handle import OperationOutcome, RowStart, StepFailed, StepResult, StepTimings
-from tokenspeed.device.specs import GroupFacts
 from tokenspeed.device.storage.backend import StorageBackend
+from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed_scheduler import Plan
 
 VOCABULARY = 1000

@@ -157,6 +157,61 @@ def make_state(snapshot: StateSnapshot | None, **changes: Any) -> dict[str, Any]
     return state | changes
 
 
+def make_configuration(**changes: Any) -> dict[str, Any]:
+    """The body of ``GET /v1/internal/configuration`` of that engine."""
+    given = [
+        ("kv.bytes", 754_974_720, "the plan"),
+        ("scheduler.max_seqs", 7, "SET scheduler.max_seqs"),
+        ("api.port", 8197, "--port"),
+        ("api.default_sampling.temperature", 0.2, "recipe (smollm2-135m.yaml:29)"),
+        ("api.default_sampling.top_p", 0.9, "recipe (smollm2-135m.yaml:29)"),
+        ("log.file", "/var/log/tokenspeed/the-one-of-this-server.log", "profile cpu (smollm2-135m.yaml:41)"),
+        ("env.HF_TOKEN", "***", "profile cpu (smollm2-135m.yaml:44)"),
+    ]
+    defaults = [
+        ("served_name", ""),
+        ("kv.granularity", 64),
+        ("kv.fraction", None),
+        ("scheduler.chunk", 256),
+        ("scheduler.mixed", True),
+        ("scheduler.journal", ""),
+        ("api.host", "127.0.0.1"),
+        ("api.default_sampling.repetition_penalty", None),
+        ("api.max_body_bytes", 33_554_432),
+        ("threads", 0),
+        ("drain_s", 30.0),
+    ]
+    keys = [{"key": key, "value": value, "source": "default"} for key, value in defaults]
+    keys[3:3] = [{"key": key, "value": value, "source": source} for key, value, source in given]
+    body = {
+        "model": "smollm2-135m",
+        "recipe": "smollm2-135m",
+        "profile": "cpu",
+        "recipe_hash": "3f9a17c2",
+        "started": EPOCH - 3_730.0,
+        "keys": keys,
+        "memory": {
+            "predicted": {
+                "weights": 269_000_000,
+                "workspace": 31_000_000,
+                "libraries": 25_165_824,
+                "host pool": 0,
+                "KV cache": 754_974_720,
+                "sum": 1_080_140_544,
+            },
+            "observed": {
+                "weights": 269_000_000,
+                "workspace": 31_500_000,
+                "KV cache": 754_974_720,
+                "libraries": 31_457_280,
+                "state": 4_194_304,
+                "sum": 1_091_126_304,
+            },
+        },
+    }
+    return body | changes
+
+
 def make_observation(moment: float = 0.0, **changes: Any) -> Observation:
     """One look at that engine, a tenth of a second after the snapshot."""
     passed = Probe(status=200)
@@ -180,6 +235,7 @@ class Story:
     snapshot = staticmethod(make_snapshot)
     state = staticmethod(make_state)
     observation = staticmethod(make_observation)
+    configuration = staticmethod(make_configuration)
 
 
 @pytest.fixture

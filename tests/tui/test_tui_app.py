@@ -26,10 +26,14 @@ class HandFed:
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Observation] = asyncio.Queue()
+        self.watched = False
 
     async def observations(self) -> AsyncIterator[Observation]:
         while True:
             yield await self.queue.get()
+
+    def watch_configuration(self, wanted: bool) -> None:
+        self.watched = wanted
 
 
 @pytest.fixture
@@ -146,7 +150,19 @@ async def test_the_screen_shows_the_lines_and_the_keys(dashboard, source, story)
 def test_the_help_lists_every_key_there_is(dashboard):
     own = [binding for binding in Dashboard.BINDINGS if isinstance(binding, Binding)]
     assert len(dashboard.controls.keys) == len(own) == len(Dashboard.BINDINGS)
-    assert [key for key, _ in dashboard.controls.keys] == ["q", "?", "p", "s", "Enter", "Esc", "+", "-", "↑", "↓"]
+    assert [key for key, _ in dashboard.controls.keys] == [
+        *("q", "?", "p", "s", "Enter", "c", "Esc", "+", "-"),
+        *("↑", "↓", "PgUp", "PgDn"),
+    ]
+
+
+async def test_an_answer_that_comes_while_the_screen_is_gone_harms_nothing(dashboard, source, story):
+    async with dashboard.run_test(size=(80, 24)) as pilot:
+        await dashboard.query_one(Scene).remove()
+        source.queue.put_nowait(story.observation(0.0))
+        await until(pilot, lambda: dashboard.picture.polls == 1)
+        await pilot.pause()
+    assert dashboard.return_code != 1
 
 
 async def test_recording_while_looking_and_replaying_it(source, story, tmp_path):

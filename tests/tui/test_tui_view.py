@@ -87,12 +87,19 @@ field_names = st.sampled_from(
 objects = st.dictionaries(field_names, json_values, max_size=8)
 
 
-@given(server=objects, snapshot=objects, request=objects)
-def test_no_answer_can_break_the_screen(server, snapshot, request):
+configuration_names = st.sampled_from(
+    sorted({*view.ConfigurationView.__struct_fields__, *view.KeyView.__struct_fields__, "memory"})
+)
+parts = st.dictionaries(configuration_names, json_values, max_size=4)
+
+
+@given(server=objects, snapshot=objects, request=objects, configuration=parts, key=parts, memory=parts)
+def test_no_answer_can_break_the_screen(server, snapshot, request, configuration, key, memory):
     state = {**server, "snapshot": {**snapshot, "requests": [request], "time": 5.0}}
-    observation = Observation(version=1, time=6.0, url="http://host", state=state)
+    told = {"keys": [key], "memory": memory, **configuration}
+    observation = Observation(version=1, time=6.0, url="http://host", state=state, configuration=told)
     picture = advance(Picture(url="http://host"), observation)
-    for shown in ("main", "detail"):
+    for shown in ("main", "detail", "configuration"):
         for width, height in ((80, 23), (120, 39), (30, 6)):
             controls = Controls(shown=shown, selected=picture.snapshot.requests[0].handle)
             lines = render_screen(picture, controls, 7.0, width, height)

@@ -1,6 +1,6 @@
 """``top``: hands over to the dashboard's own command line."""
 
-from tokenspeed.cli.servers import ServerError, running_servers
+from tokenspeed.cli.records import ServerError, running_servers
 
 
 def show_dashboard(arguments: list[str]) -> int:

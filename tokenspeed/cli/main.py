@@ -3,7 +3,8 @@
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -30,9 +31,21 @@ RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe's na
 ProfileOption = Annotated[str | None, typer.Option("--profile", help="the recipe's profile; without it one is chosen")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="sets any key of a recipe")]
 HardwareOption = Annotated[str | None, typer.Option("--hardware", help="plan for this machine, not the one at hand")]
+Form = Literal["container", "compose", "kubernetes"]
+NodesWorkload = Literal["leader-worker-set", "stateful-set"]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print what would happen, and stop")]
 Detach = Annotated[bool, typer.Option("--detach", help="run in the background; see tokenspeed logs, status, stop")]
 Port = Annotated[int | None, typer.Option("--port", help="the server's port, where several run")]
+Engine = Annotated[
+    Literal["container", "native"] | None,
+    typer.Option("--engine", envvar="TOKENSPEED_ENGINE", help="without it: a container where the image is here"),
+]
+VendorOption = Annotated[
+    Literal["cpu", "nvidia", "amd", "npu"] | None,
+    typer.Option("--vendor", envvar="TOKENSPEED_VENDOR", help="whose devices count; without it: what is detected"),
+]
+KeyFile = Annotated[str | None, typer.Option("--api-key-file", help="file with the key that the server asks for")]
+AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,42 +80,67 @@ def serve(
     **flags: Any,
 ) -> None:
     """Serve a recipe, a GGUF file or a checkpoint's folder."""
-    from tokenspeed.cli.start import start
+    from tokenspeed.cli.start import StartOptions, start
 
-    raise typer.Exit(start(target, profile, assignments or [], flags, dry_run=dry_run, detach=detach))
+    options = StartOptions(dry_run=dry_run, detach=detach, engine="native")
+    raise typer.Exit(start(target, profile, assignments or [], flags, options))
 
 
 @app.command()
 @with_flags
 def run(
-    recipe: RecipeName,
+    target: Target,
     profile: ProfileOption = None,
     assignments: SetOption = None,
+    engine: Engine = None,
+    vendor: VendorOption = None,
+    image: Annotated[str, typer.Option("--image", help="the container's image; without it the vendor's")] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="take a running server's place: it retires once this one is ready")
+    ] = False,
+    replace_after: Annotated[
+        bool, typer.Option("--replace-after", help="the same where there is room for one: it retires first")
+    ] = False,
     dry_run: DryRun = False,
     detach: Detach = False,
     **flags: Any,
 ) -> None:
-    """Serve a recipe, with the profile that suits this machine."""
-    from tokenspeed.cli.start import require_recipe, start
+    """Serve a model in the way that suits this machine: profile, devices, container or not."""
+    from tokenspeed.cli.start import StartOptions, start
 
-    require_recipe(recipe)
-    raise typer.Exit(start(recipe, profile, assignments or [], flags, dry_run=dry_run, detach=detach))
+    options = StartOptions(
+        dry_run=dry_run,
+        detach=detach,
+        engine=engine or "",
+        vendor=vendor,
+        image=image,
+        replace="after" if replace_after else "ready" if replace else "",
+    )
+    raise typer.Exit(start(target, profile, assignments or [], flags, options))
 
 
 @app.command()
-def pull(recipe: RecipeName, profile: ProfileOption = None) -> None:
-    """Fetch a recipe's weights, or check the ones that are here."""
-    from tokenspeed.cli.start import pull_weights
+def pull(
+    recipe: RecipeName,
+    profile: ProfileOption = None,
+    quick: Annotated[bool, typer.Option("--quick", help="of weights that are here, compare sizes only")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="fetch damaged files again")] = False,
+    token_file: Annotated[Path | None, typer.Option("--token-file", help="file with a token for gated models")] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Fetch a recipe's weights, or compare the ones that are here with their checksums."""
+    from tokenspeed.cli.pull import PullOptions, pull_weights
 
-    raise typer.Exit(pull_weights(recipe, profile))
+    options = PullOptions(quick=quick, repair=repair, token_file=token_file, dry_run=dry_run)
+    raise typer.Exit(pull_weights(recipe, profile, options))
 
 
 @app.command()
-def stop(port: Port = None) -> None:
+def stop(port: Port = None, dry_run: DryRun = False) -> None:
     """Stop a running server: it drains first."""
     from tokenspeed.cli.servers import stop_server
 
-    raise typer.Exit(stop_server(port))
+    raise typer.Exit(stop_server(port, dry_run=dry_run))
 
 
 @app.command()
@@ -133,11 +171,51 @@ def top(context: typer.Context) -> None:
 
 
 @app.command()
-def doctor(port: Annotated[int, typer.Option("--port", help="the port to look at")] = 8000) -> None:
-    """Look for what would keep a model from running here; each finding has the line that mends it."""
+def doctor(
+    model: Annotated[str | None, typer.Argument(metavar="[RECIPE_OR_PATH]", help="a model that is to run here")] = None,
+    port: Annotated[int, typer.Option("--port", help="the port to look at")] = 8000,
+    vendor: VendorOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what would keep a model from running here; each finding with its mend (exit code 2: a failure)."""
     from tokenspeed.cli.doctor import examine
 
-    raise typer.Exit(examine(port))
+    raise typer.Exit(examine(port, model, vendor, as_json=as_json))
+
+
+@app.command()
+def bench(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="the served name, where several run")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="any OpenAI-compatible server of this project")] = None,
+    port: Port = None,
+    api_key_file: KeyFile = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="at most so long")] = 120.0,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Measure a running server: prefill, time to the first token, decode at 1, 8 and 32 streams."""
+    from tokenspeed.cli.benchmark import bench
+
+    raise typer.Exit(bench(name, url, port, api_key_file, seconds, as_json=as_json, dry_run=dry_run))
+
+
+@app.command()
+@recipe_app.command("verify")
+def verify(
+    recipe: RecipeName,
+    profile: ProfileOption = None,
+    api_key_file: KeyFile = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="measure for at most so long")] = 120.0,
+    write: Annotated[bool, typer.Option("--write", help="put the verified section into the recipe's file")] = False,
+    as_json: AsJson = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Check a profile on this machine: answers, streams, API, accuracy, speed (exit code 1: something failed)."""
+    from tokenspeed.cli.verify import verify_recipe
+
+    raise typer.Exit(
+        verify_recipe(recipe, profile, api_key_file, seconds, write=write, as_json=as_json, dry_run=dry_run)
+    )
 
 
 @app.command()
@@ -152,19 +230,29 @@ def replay(
 
 
 @app.command()
-def env(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
-    """Print versions, the machine and the kernels: what a report of a fault should hold."""
-    from tokenspeed.cli.environment import show_environment
+def env(
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="also the kernels that run on this machine")] = False,
+    bundle: Annotated[
+        str | None,
+        typer.Option("--bundle", metavar="FILE.tar.gz", help="write it to a file, with the last crashes and logs"),
+    ] = None,
+) -> None:
+    """Print versions and the machine: what a report of a fault should hold."""
+    from tokenspeed.cli.environment import show_environment, write_report
 
-    raise typer.Exit(show_environment(as_json=as_json))
+    raise typer.Exit(write_report(bundle) if bundle else show_environment(as_json=as_json, kernels=kernels))
 
 
 @recipe_app.command("list")
-def recipe_list() -> None:
-    """List the recipes and the profile of each that runs here."""
+def recipe_list(
+    fits: Annotated[bool, typer.Option("--fits", help="only what fits with its real weights")] = False,
+    hardware: HardwareOption = None,
+) -> None:
+    """List the recipes, the profile of each that runs here, and what it needs."""
     from tokenspeed.cli.recipe import list_recipes
 
-    raise typer.Exit(list_recipes())
+    raise typer.Exit(list_recipes(fits=fits, hardware=hardware))
 
 
 @recipe_app.command("show")
@@ -176,11 +264,37 @@ def recipe_show(recipe: RecipeName) -> None:
 
 
 @recipe_app.command("validate")
-def recipe_validate(recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...")]) -> None:
+def recipe_validate(
+    recipes: Annotated[list[str] | None, typer.Argument(metavar="RECIPE...", help="without one: all")] = None,
+) -> None:
     """Check recipes; every mistake with its file, line and column."""
     from tokenspeed.cli.recipe import validate_recipes
 
-    raise typer.Exit(validate_recipes(recipes))
+    raise typer.Exit(validate_recipes(recipes or []))
+
+
+@recipe_app.command("schema")
+def recipe_schema() -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    from tokenspeed.cli.recipe import print_schema
+
+    raise typer.Exit(print_schema())
+
+
+@recipe_app.command("diff")
+@with_flags
+def recipe_diff(
+    old: Target,
+    new: Annotated[str | None, typer.Argument(metavar="[RECIPE_OR_PATH]", help="without it: see below")] = None,
+    profile: ProfileOption = None,
+    assignments: SetOption = None,
+    hardware: HardwareOption = None,
+    **flags: Any,
+) -> None:
+    """Print which keys and how much memory change between two recipes, by what is set, or since the last start."""
+    from tokenspeed.cli.recipe import diff_targets
+
+    raise typer.Exit(diff_targets(old, new, profile, assignments or [], flags, hardware))
 
 
 @recipe_app.command("plan")
@@ -190,12 +304,15 @@ def recipe_plan(
     profile: ProfileOption = None,
     assignments: SetOption = None,
     hardware: HardwareOption = None,
+    solve: Annotated[
+        str | None, typer.Option("--solve", metavar="KEY", help="the largest max_len or max_seqs that fits")
+    ] = None,
     **flags: Any,
 ) -> None:
     """Print what would run, what it needs, and whether it fits (exit code 3: it does not)."""
     from tokenspeed.cli.recipe import plan_target
 
-    raise typer.Exit(plan_target(target, profile, assignments or [], flags, hardware))
+    raise typer.Exit(plan_target(target, profile, assignments or [], flags, hardware, solve_for=solve))
 
 
 @recipe_app.command("explain")
@@ -213,8 +330,45 @@ def recipe_explain(
     raise typer.Exit(explain_target(target, profile, assignments or [], flags, hardware))
 
 
+@recipe_app.command("render")
+@with_flags
+def recipe_render(
+    target: RecipeName,
+    form: Annotated[Form, typer.Option("--as", help="what to write")],
+    profile: ProfileOption = None,
+    assignments: SetOption = None,
+    hardware: HardwareOption = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="machines that share the model")] = None,
+    workload: Annotated[
+        NodesWorkload, typer.Option("--workload", help="what several nodes run as")
+    ] = "leader-worker-set",
+    monitoring: Annotated[bool, typer.Option("--monitoring", help="with Prometheus and Grafana")] = False,
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="write it there")] = None,
+    **flags: Any,
+) -> None:
+    """Write a recipe as a container's command line, a compose file, or manifests for Kubernetes."""
+    from tokenspeed.cli.render import render_recipe
+
+    code = render_recipe(
+        target,
+        form,
+        profile,
+        assignments or [],
+        flags,
+        hardware=hardware,
+        nodes=nodes,
+        workload=workload,
+        monitoring=monitoring,
+        output=output,
+    )
+    raise typer.Exit(code)
+
+
 def main() -> None:
     """The entry point; ends the process with its exit code. An operator's mistake is a message, never a traceback."""
+    from tokenspeed.cli.identity import settle_home
+
+    settle_home()
     try:
         app()
     except KeyboardInterrupt:
@@ -230,7 +384,7 @@ def main() -> None:
 
 def _exit_code(error: Exception) -> int | None:
     """The code for an error that is the operator's to mend; None for one that is ours."""
-    from tokenspeed.cli.servers import ServerError
+    from tokenspeed.cli.records import ServerError
     from tokenspeed.recipes.document import RecipeError
     from tokenspeed.recipes.model_config import CheckpointError
     from tokenspeed.recipes.resolve import UnsupportedError

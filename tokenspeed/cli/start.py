@@ -1,25 +1,48 @@
-"""``serve`` and ``run``: resolve, print, refuse what cannot work, fetch, then hand over to the launch room."""
+"""``serve`` and ``run``: resolve, print, refuse what cannot work; then here, in the background, or in a container."""
 
-import errno
-import os
-import socket
+import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from tokenspeed.cli.engine_choice import EngineChoice, Wanted, choose_engine
+from tokenspeed.cli.first_screen import without_accelerators
+from tokenspeed.cli.installation import refuse_foreign_distributions, refuse_small_shared_memory, require_engine
 from tokenspeed.cli.output import ProgressLine, say, shout
-from tokenspeed.cli.servers import ServerError, ServerRecord, record_running, spawn_detached
-from tokenspeed.recipes.catalogue import find_recipe
-from tokenspeed.recipes.document import RecipeError, merge
+from tokenspeed.cli.ports import claim_port, port_plan
+from tokenspeed.cli.records import ServerError, ServerRecord, remove_record, write_record
+from tokenspeed.cli.takeover import ReplaceMode, machine_without, server_to_replace, take_place
+from tokenspeed.recipes.document import merge
 from tokenspeed.recipes.machine import Machine, detect_machine
 from tokenspeed.recipes.overrides import flag_values, set_values
-from tokenspeed.recipes.plan import make_plan, render_plan, render_settings
+from tokenspeed.recipes.plan import make_plan
+from tokenspeed.recipes.plan_text import render_plan, render_settings
 from tokenspeed.recipes.prepare import prepare
 from tokenspeed.recipes.resolve import Resolution, resolve
-from tokenspeed.recipes.weights import fetch, verify
+from tokenspeed.recipes.schema import Vendor
+from tokenspeed.telemetry.redaction import Redactor, known_secrets, secret_values
 
-FOREIGN_DISTRIBUTIONS = ("tokenspeed", "tokenspeed-scheduler", "tokenspeed-kernel", "tokenspeed-mla", "tokenspeed-tui")
-"""Distributions of another project that bring our import names."""
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """How to start, beside what: the options of ``run`` that are no keys of a recipe.
+
+    Attributes:
+        dry_run: print what would happen, and stop.
+        detach: run in the background.
+        engine: "container", "native", or "" to choose by what is here.
+        vendor: whose devices count, in place of what is detected.
+        image: of the container, in place of the profile's and the vendor's.
+        replace: take the place of the server that runs on the port.
+    """
+
+    dry_run: bool = False
+    detach: bool = False
+    engine: Wanted = ""
+    vendor: Vendor | None = None
+    image: str = ""
+    replace: ReplaceMode = ""
 
 
 def resolve_target(
@@ -29,110 +52,96 @@ def resolve_target(
     return resolve(target, machine, profile=profile, overrides=merge(set_values(assignments), flag_values(flags)))
 
 
-def require_recipe(name: str) -> None:
-    """Raises RecipeError where ``name`` is no recipe: a path is for ``serve``."""
-    if name.endswith((".yaml", ".yml")):
-        return
-    try:
-        find_recipe(name)
-    except RecipeError as error:
-        hint = f"; a file or folder is served by: tokenspeed serve {name}" if os.path.exists(name) else ""
-        raise RecipeError(f"{error}{hint}") from None
-
-
 def start(
-    target: str, profile: str | None, assignments: list[str], flags: Mapping[str, Any], *, dry_run: bool, detach: bool
+    target: str, profile: str | None, assignments: list[str], flags: Mapping[str, Any], options: StartOptions
 ) -> int:
     """Runs a server until it ends; returns the exit code. Raises the errors that main turns into messages."""
-    machine = detect_machine()
+    replaced = server_to_replace(options.replace, flags.get("port"))
+    if replaced is not None:
+        flags = {**flags, "host": replaced.host, "port": replaced.port}
+    machine = detect_machine().told_vendor(options.vendor)
+    if replaced is not None and options.replace == "after":
+        machine = machine_without(replaced, machine)
     resolution = resolve_target(target, profile, assignments, flags, machine)
     plan = make_plan(resolution, machine)
+    choice = _choice(resolution, options, replaced)
+    say(*without_accelerators(resolution, machine))
     shout(*resolution.warnings)
-    say(*render_plan(plan), "settings", *render_settings(resolution))
-    if dry_run:
-        plan.refuse_misfit()
+    api = resolution.keys.api
+    # This goes to the log of a server in the background or in a container, where no secret may stand.
+    redact = Redactor(known_secrets() | secret_values(resolution.keys.env))
+    shown = (*render_plan(plan), choice.line, port_plan(api.host, api.port), "settings", *render_settings(resolution))
+    say(*map(redact, shown))
+    if options.dry_run:
+        say("command", *(redact(f"  {line}") for line in _command_lines(resolution, choice, machine)))
+    else:
+        resolution.refuse_missing()
+    plan.refuse_misfit()
+    if choice.problem:
+        raise ServerError(choice.problem)
+    if options.dry_run:
         say("nothing was started (dry run)")
         return 0
-    resolution.refuse_missing()
-    plan.refuse_misfit()
-    port = claim_port(resolution.keys.api.host, resolution.keys.api.port)
+    port = replaced.port if replaced is not None else claim_port(api.host, api.port)
+    if choice.engine is not None:
+        from tokenspeed.cli.container_run import run_container
+
+        return run_container(resolution, machine, choice, port, detach=options.detach)
     refuse_foreign_distributions()
     require_engine()
-    if detach:
-        return spawn_detached(sys.argv[1:], resolution.keys.api.host, port)
+    refuse_small_shared_memory(resolution.keys.parallel.tp)
+    if options.detach:
+        from tokenspeed.cli.background import spawn_detached
+
+        return spawn_detached(sys.argv[1:], port)
+    return _serve_here(resolution, machine, port, replaced, options.replace)
+
+
+def _choice(resolution: Resolution, options: StartOptions, replaced: ServerRecord | None) -> EngineChoice:
+    if replaced is not None:
+        return EngineChoice(None, line=f"engine    native, in the place of {replaced.name}")
+    return choose_engine(options.engine, resolution, options.image)
+
+
+def _serve_here(
+    resolution: Resolution, machine: Machine, port: int, replaced: ServerRecord | None, mode: ReplaceMode
+) -> int:
+    """Serves in this process, in the place of ``replaced`` where that is given."""
+    from tokenspeed.launch.handover import Place
+    from tokenspeed.launch.serve import bind, serve
+
+    try:
+        place = Place(bind(resolution.keys.api.host, port)) if replaced is None else None
+    except OSError as error:  # another process took it since it was looked at
+        raise ServerError(str(error)) from error
     progress = ProgressLine()
     try:
         config = prepare(resolution, machine, progress)
     finally:
         progress.finish()
-    config = config.model_copy(update={"api": config.api.model_copy(update={"port": port})})
-    record = ServerRecord.of_this_process(config.served_name, config.api.host, port)
-    with record_running(record):
-        from tokenspeed.launch.serve import serve
-
-        return serve(config)
-
-
-def pull_weights(target: str, profile: str | None) -> int:
-    """Fetches the weights of a recipe's profile, or checks the ones that are here; returns the exit code."""
-    machine = detect_machine()
-    resolution = resolve(target, machine, profile=profile)
-    if resolution.located.present and resolution.located.path:
-        say(f"{resolution.located.path} is here", verify(resolution.weights))
-        return 0
-    progress = ProgressLine()
+    config = config.model_copy(
+        update={
+            "api": config.api.model_copy(update={"port": port}),
+            "settings": {**config.settings, "api.port": port},
+        }
+    )
+    random = config.model.kind == "random"
+    record = ServerRecord.of_this_process(config.served_name, config.api.host, port, log=config.log.file, random=random)
+    if replaced is None:
+        write_record(record)
+    else:
+        place = take_place(replaced, record, mode)
     try:
-        source = fetch(resolution.weights, progress)
+        return serve(config, place)
     finally:
-        progress.finish()
-    say(source.path or "random weights: nothing to fetch")
-    return 0
+        remove_record(record)
 
 
-def claim_port(host: str, port: int) -> int:
-    """Returns the port, a free one for 0; raises ServerError where another process listens or the host is not ours."""
-    try:
-        with socket.create_server((host, port), family=_family(host), reuse_port=False) as probe:
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            way_out = f"--port {port + 1} (make run PORT={port + 1})"
-            raise ServerError(
-                f"port {port} on {host} is taken: choose another with {way_out}, or tokenspeed stop"
-            ) from None
-        if error.errno == errno.EACCES:
-            raise ServerError(f"port {port} needs root: choose one above 1023 with --port") from None
-        raise ServerError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; see --host and --port"
-        ) from None
+def _command_lines(resolution: Resolution, choice: EngineChoice, machine: Machine) -> list[str]:
+    """The exact command that would run."""
+    if choice.engine is None:
+        return [shlex.join(["tokenspeed", *(argument for argument in sys.argv[1:] if argument != "--dry-run")])]
+    from tokenspeed.cli.container_run import container_command
+    from tokenspeed.recipes.container_command import shell_lines
 
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def refuse_foreign_distributions() -> None:
-    """Raises ServerError where another project's distribution owns one of our import names."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    for name in FOREIGN_DISTRIBUTIONS:
-        try:
-            found = version(name)
-        except PackageNotFoundError:
-            continue
-        raise ServerError(
-            f"the distribution {name} {found} is installed and brings an import name of ours; "
-            f"remove it: pip uninstall {name}, then install this project again"
-        )
-
-
-def require_engine() -> None:
-    """Raises ServerError where the base is installed without its engine."""
-    from importlib.util import find_spec
-
-    absent = [name for name in ("torch", "tokenspeed_scheduler", "tokenspeed_kernel") if find_spec(name) is None]
-    if absent:
-        raise ServerError(
-            f"the engine is not installed ({', '.join(absent)} missing): "
-            "make run installs everything, docs/dependencies.md says how by hand"
-        )
+    return shell_lines(container_command(resolution, machine, choice, detach=False), choice.image)

@@ -110,6 +110,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         storage=storage is not None,
         weight_bytes=weights.nbytes,
         workspace_bytes=workspace_bytes,
+        untouched_bytes=parts.arena.untouched_bytes + (0 if host is None else host.untouched_bytes),
         vocab_size=model_config.vocab_size,
         max_model_len=size.max_model_len,
         max_num_seqs=config.scheduler.max_seqs,

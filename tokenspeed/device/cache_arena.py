@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenspeed.device.specs import GroupFacts
+from tokenspeed.device.residency import resident_bytes
 from tokenspeed.layers.cache_spec import CacheGroupSpec
+from tokenspeed.recipes.capacity import GroupFacts
 
 
 def fold(spec: CacheGroupSpec, *, bytes_per_block: int, children_per_parent: int) -> GroupFacts:
@@ -81,6 +82,11 @@ class CacheArena:
         self.num_parents = num_parents
         self.nbytes = (num_parents + 1) * layout.parent_bytes
         self._bytes = huge_zeros(self.nbytes)
+
+    @property
+    def untouched_bytes(self) -> int:
+        """Bytes that nothing was written to yet, so that they are reserved and not in memory."""
+        return self.nbytes - resident_bytes(self._bytes.data_ptr(), self.nbytes)
 
     def num_blocks(self, group: int) -> int:
         """Blocks of the group, the null parent's included."""

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena, huge_zeros
+from tokenspeed.device.residency import resident_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,11 @@ class HostArena:
         )
         # Storage threads see the same memory through numpy: no tensor operation runs outside the forward thread.
         self._arrays: list[NDArray[np.uint8]] = [self.blocks(group).numpy() for group in range(len(layout.facts))]
+
+    @property
+    def untouched_bytes(self) -> int:
+        """Bytes that nothing was written to yet, so that they are reserved and not in memory."""
+        return self.nbytes - resident_bytes(self._bytes.data_ptr(), self.nbytes)
 
     def blocks(self, group: int) -> torch.Tensor:
         """uint8 [blocks, bytes of a block] of the group, a view."""

@@ -3,11 +3,12 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from tokenspeed.device.cache_arena import ArenaLayout
-from tokenspeed.device.capacity import longest_request, parents_for
+from tokenspeed.recipes.capacity import CacheShape, PoolSize, parents_for, size_pool, wanted_bytes
 from tokenspeed.recipes.host import free_memory_bytes
 from tokenspeed.recipes.memory import cpu_pool_bytes, effective_cache_type
 from tokenspeed.recipes.model_config import ModelConfig
@@ -55,29 +56,30 @@ def cache_size(config: ResolvedConfig, model: ModelConfig, layout: ArenaLayout, 
             f"scheduler.max_len is {settings.max_len} tokens, the model was made for {model.context_length}; lower it"
         )
     wanted_len = settings.max_len or model.context_length
-    per_sequence = parents_for(config, layout.facts, wanted_len + settings.overlap)
+    shape = CacheShape(facts=layout.facts, parent_bytes=layout.parent_bytes)
     budget = cpu_pool_bytes(
         requested=config.kv.bytes,
-        # One parent more than the sequences need: the null one.
-        wanted=(settings.max_seqs * per_sequence + 1) * layout.parent_bytes,
+        wanted=wanted_bytes(settings, shape, granularity=granularity, wanted_len=wanted_len),
         free_bytes=free_memory_bytes() - weight_bytes - config.kv.host_bytes,
     )
-    parents = budget // layout.parent_bytes - 1
-    holds = longest_request(config, layout.facts, parents)
-    if holds < 1 or (settings.max_len and parents < per_sequence):
-        need = (per_sequence if settings.max_len else parents_for(config, layout.facts, 2)) + 1
-        knob = "kv.bytes" if config.kv.bytes else "a quarter of the free memory"
-        raise MemoryPlanError(
-            f"the KV cache may take {budget / GIB:.3f} GiB ({knob}), {need} parents of {layout.parent_bytes} bytes "
-            f"need {need * layout.parent_bytes / GIB:.3f} GiB; raise kv.bytes, or lower scheduler.max_len or "
-            "kv.granularity"
-        )
-    longest = min(wanted_len, holds)
+    pool = size_pool(settings, shape, granularity=granularity, wanted_len=wanted_len, budget=budget)
+    if pool.holds < 1 or (settings.max_len and pool.parents < pool.per_request):
+        _refuse(config, shape, pool, budget)
     return CacheSize(
-        num_parents=parents,
-        kv_tokens=holds,
-        max_model_len=longest,
-        table_slots=max(slots_for(longest, settings.overlap, granularity), STATE_SLOTS),
+        num_parents=pool.parents,
+        kv_tokens=pool.holds,
+        max_model_len=pool.max_len,
+        table_slots=max(slots_for(pool.max_len, settings.overlap, granularity), STATE_SLOTS),
+    )
+
+
+def _refuse(config: ResolvedConfig, shape: CacheShape, pool: PoolSize, budget: int) -> NoReturn:
+    least = parents_for(config.scheduler, shape.facts, 2, granularity=config.kv.granularity)
+    need = (pool.per_request if config.scheduler.max_len else least) + 1
+    knob = "kv.bytes" if config.kv.bytes else "a quarter of the free memory"
+    raise MemoryPlanError(
+        f"the KV cache may take {budget / GIB:.3f} GiB ({knob}), {need} parents of {shape.parent_bytes} bytes "
+        f"need {need * shape.parent_bytes / GIB:.3f} GiB; raise kv.bytes, or lower scheduler.max_len or kv.granularity"
     )
 
 

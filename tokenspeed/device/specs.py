@@ -2,28 +2,7 @@
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, kw_only=True)
-class GroupFacts:
-    """One cache group as the scheduler takes it: logical tokens and whole blocks, no kernel geometry.
-
-    Attributes:
-        group_id: the group's name.
-        kind: "full_history", "sliding_window" or "state".
-        block_granularity: tokens of one block (history kinds), 0 for a state.
-        children_per_parent: blocks in one parent.
-        bytes_per_block: size of one block over all its layers.
-        sliding_window_tokens: for sliding windows, else 0.
-        checkpoint_granularity: for states, tokens between two that are kept; else 0.
-    """
-
-    group_id: str
-    kind: str
-    block_granularity: int
-    children_per_parent: int
-    bytes_per_block: int
-    sliding_window_tokens: int = 0
-    checkpoint_granularity: int = 0
+from tokenspeed.recipes.capacity import GroupFacts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +20,7 @@ class DeviceSpecs:
         storage: whether a storage tier is behind the host pool.
         weight_bytes: bytes of the weights that are mapped or held.
         workspace_bytes: peak of the forward's buffers.
+        untouched_bytes: of arena and host pool, what nothing was written to yet: reserved, not in memory.
         vocab_size: of the model.
         max_model_len: the longest sequence (prompt and output) one request may have.
         max_num_seqs: rows in the request pool.
@@ -58,6 +38,7 @@ class DeviceSpecs:
     storage: bool
     weight_bytes: int
     workspace_bytes: int
+    untouched_bytes: int
     vocab_size: int
     max_model_len: int
     max_num_seqs: int

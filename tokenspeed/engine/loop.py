@@ -195,6 +195,12 @@ class EventLoop:
             self._refuse(submit, "invalid_request", str(error))
         else:
             self._live[submit.handle] = request
+            logger.debug(
+                "request %d of %d prompt tokens",
+                submit.handle,
+                len(request.prompt),
+                extra={"request_id": submit.request_id},
+            )
 
     def _refuse(self, submit: Submit, code: str, text: str) -> None:
         self._outputs.append(RequestOutput(handle=submit.handle, finish_reason="error", error=text, error_code=code))

@@ -11,7 +11,9 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +26,8 @@ EXIT_CONFIGURATION = 78
 
 EXIT_FAILURE = 70
 """The exit status of an engine that failed and said so."""
+
+TRACEBACK_VARIABLE = "TOKENSPEED_TRACEBACK_DESCRIPTOR"
 
 STOP_GRACE_S = 10.0
 LAST_WORDS_S = 1.0
@@ -43,6 +47,28 @@ class EngineLink(Protocol):
     def engine_given_up(self, cause: str) -> None:
         """Said after ``engine_lost`` when no further engine is started."""
         ...
+
+
+@dataclass(frozen=True)
+class EngineStreams:
+    """What an engine process inherits: where its output goes, and where a fatal signal leaves its Python stacks.
+
+    Both are descriptors of the parent; the engine finds the second one's number in TRACEBACK_VARIABLE.
+    """
+
+    output: int
+    traceback: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineDeath:
+    """How one engine process ended unasked. ``status`` is negative for a signal; ``ran_s`` are seconds."""
+
+    cause: str
+    status: int
+    pid: int
+    ran_s: float
+    was_ready: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +95,8 @@ class Supervisor:
         environment: added to this process's own.
         link: the frontend's end of the wire.
         on_give_up: hears the cause when no further engine is started, and whether one was ever ready.
+        streams: what each engine process inherits; without it, this process's own output.
+        on_death: hears of each engine that ended unasked, before the link does. It must not wait.
     """
 
     def __init__(
@@ -80,6 +108,8 @@ class Supervisor:
         link: EngineLink,
         policy: RestartPolicy | None = None,
         on_give_up: Callable[[str, bool], None] | None = None,
+        streams: Callable[[], AbstractContextManager[EngineStreams]] | None = None,
+        on_death: Callable[[EngineDeath], None] | None = None,
     ) -> None:
         self._command = list(command)
         self._first_line = first_line
@@ -87,6 +117,9 @@ class Supervisor:
         self._link = link
         self._policy = policy or RestartPolicy()
         self._on_give_up = on_give_up
+        self._streams = streams
+        self._on_death = on_death
+        self._started_at = 0.0
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
@@ -145,11 +178,13 @@ class Supervisor:
             cause = await self._cause(status)
             if self._stopping:
                 if status != 0:
+                    self._tell_death(cause, status)
                     self._link.engine_lost(cause)
                 return
             failures = 1 if self._was_ready else failures + 1
             give_up = status == EXIT_CONFIGURATION or failures >= self._policy.attempts
             logger.error("%s", cause)
+            self._tell_death(cause, status)
             self._link.engine_lost(cause)
             if give_up:
                 self._give_up(cause)
@@ -162,14 +197,7 @@ class Supervisor:
         """Runs one engine process to its end and returns its exit status (negative: the signal that ended it)."""
         self._last_words = asyncio.get_running_loop().create_future()
         endpoints = self._link.rebind()
-        self._process = process = await asyncio.create_subprocess_exec(
-            *self._command,
-            *endpoints,
-            stdin=asyncio.subprocess.PIPE,
-            env=self._environment,
-            # Its own group: a Ctrl-C at the terminal reaches this process alone, which then drains.
-            start_new_session=True,
-        )
+        self._process = process = await self._spawn(endpoints)
         self._first_start.set()
         assert process.stdin is not None
         process.stdin.write(self._first_line.rstrip(b"\n") + b"\n")
@@ -177,6 +205,35 @@ class Supervisor:
             return await process.wait()
         finally:
             process.stdin.close()
+
+    async def _spawn(self, endpoints: tuple[str, str]) -> asyncio.subprocess.Process:
+        self._started_at = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            streams = stack.enter_context(self._streams()) if self._streams is not None else None
+            output = streams.output if streams is not None else None
+            inherited = {TRACEBACK_VARIABLE: str(streams.traceback)} if streams is not None else {}
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                *endpoints,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=[streams.traceback] if streams is not None else [],
+                env=self._environment | inherited,
+                # Its own group: a Ctrl-C at the terminal reaches this process alone, which then drains.
+                start_new_session=True,
+            )
+
+    def _tell_death(self, cause: str, status: int) -> None:
+        if self._on_death is None or self._process is None:
+            return
+        ran_s = time.monotonic() - self._started_at
+        try:
+            self._on_death(
+                EngineDeath(cause=cause, status=status, pid=self._process.pid, ran_s=ran_s, was_ready=self._was_ready)
+            )
+        except Exception:  # whatever becomes of the report, the engine is to come back
+            logger.exception("the engine's end could not be reported")
 
     async def _cause(self, status: int) -> str:
         """Returns why the engine ended. One that ends itself says why before; its words may still be on the way."""
@@ -197,8 +254,8 @@ class Supervisor:
 
 
 def engine_command() -> list[str]:
-    """Returns the command line of one engine rank under this interpreter."""
-    return [sys.executable, "-m", "tokenspeed.launch.rank"]
+    """Returns the command line of one engine rank under this interpreter; a crash while it imports says where."""
+    return [sys.executable, "-X", "faulthandler", "-m", "tokenspeed.launch.rank"]
 
 
 async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:

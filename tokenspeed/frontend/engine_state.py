@@ -5,10 +5,8 @@ import time
 from typing import Literal
 
 from tokenspeed.frontend.errors import EngineUnavailable
-from tokenspeed.messages import EngineStatus, Phase
+from tokenspeed.messages import EngineFacts, EngineStatus, Phase
 from tokenspeed.messages.snapshot import StateSnapshot
-
-Facts = dict[str, str | int | float | bool | dict[str, str] | None]
 
 
 class EngineState:
@@ -19,6 +17,7 @@ class EngineState:
         status: its last status message, for progress within the phase; None before the first.
         facts: what it said of itself when it became ready.
         last_error: why it was lost or failed; kept until the next engine is ready.
+        crash_bundle: the folder with what is known of the last end, "" without one; kept as long as last_error.
         gave_up: it will not be started again.
         lost: how many engines were lost so far.
         version: counts the changes of phase and the snapshots.
@@ -29,8 +28,9 @@ class EngineState:
     def __init__(self) -> None:
         self.phase: Phase | Literal["starting", "restarting"] = "starting"
         self.status: EngineStatus | None = None
-        self.facts: Facts = {}
+        self.facts: EngineFacts = {}
         self.last_error = ""
+        self.crash_bundle = ""
         self.gave_up = False
         self.lost = 0
         self.version = 0
@@ -69,6 +69,7 @@ class EngineState:
         if status.phase == "ready":
             self.facts = dict(status.facts)
             self.last_error = ""
+            self.crash_bundle = ""
             self.gave_up = False
         elif status.phase == "failed":
             self.last_error = status.error or status.detail or "the engine failed without saying why"
@@ -88,7 +89,14 @@ class EngineState:
         self.phase = "restarting"
         self.status = None
         self.last_error = cause
+        self.crash_bundle = ""
         self.notify()
+
+    def set_crash_bundle(self, path: str) -> None:
+        """Where the last end is described; no news once an engine is ready again."""
+        if not self.ready:
+            self.crash_bundle = path
+            self.notify()
 
     def set_given_up(self, cause: str) -> None:
         self.phase = "failed"

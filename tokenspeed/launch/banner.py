@@ -4,7 +4,8 @@ import json
 import shlex
 import sys
 
-from tokenspeed.messages import EngineStatus
+from tokenspeed.launch.memory_report import report_memory
+from tokenspeed.messages import EngineFacts, EngineStatus
 from tokenspeed.recipes.resolved import GIB, ResolvedConfig
 
 
@@ -24,18 +25,23 @@ class PhaseLine:
         self._phase = phase
 
 
-def print_ready(config: ResolvedConfig, facts: dict[str, str | int | float | bool | dict[str, str] | None]) -> None:
+def print_ready(config: ResolvedConfig, facts: EngineFacts) -> None:
     """Prints the way in: what serves, the URL, a curl line, and how to watch."""
     if sys.stdout.isatty():
         print("\r\x1b[K", end="")
     base = f"http://{_reachable(config.api.host)}:{config.api.port}"
-    body = json.dumps({"model": config.served_name, "messages": [{"role": "user", "content": "Hello!"}]})
+    random = config.model.kind == "random"
+    # The label is in the request's own words: a comment behind the command would not do in every shell.
+    hello = "Hello! (RANDOM weights: the answer is noise)" if random else "Hello!"
+    body = json.dumps({"model": config.served_name, "messages": [{"role": "user", "content": hello}]})
     kv_tokens, kv_bytes = facts.get("kv_tokens"), facts.get("kv_bytes")
     if isinstance(kv_tokens, int) and isinstance(kv_bytes, int):
         longest = facts.get("max_model_len")
         print(f"  KV cache: {kv_tokens} tokens ({kv_bytes / GIB:.2f} GiB), requests up to {longest} tokens")
-    if config.model.kind == "random":
-        print("  NOTE: the weights are RANDOM (smoke profile): the text means nothing")
+    for line in report_memory(config, facts):
+        print(line)
+    if random:
+        print(f"  RANDOM WEIGHTS: {config.served_name} is not {config.recipe or config.name}; its text means nothing")
     print(f"ready: {config.served_name} at {base}/v1")
     print(f"  curl {base}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}")
     port = "" if config.api.port == 8000 else f" PORT={config.api.port}"

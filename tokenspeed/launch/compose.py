@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenspeed.device.builder import DeviceBuild, Report, build_device_side
-from tokenspeed.device.capacity import scheduler_groups
 from tokenspeed.device.handle import DeviceHandle
 from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.engine.loop import Channel, EngineFailure, EventLoop
@@ -21,6 +20,7 @@ from tokenspeed.messages import (
     SamplingParameters,
     Submit,
 )
+from tokenspeed.recipes.capacity import scheduler_groups
 from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig, SchedulerSettings
 from tokenspeed_scheduler import Role, Scheduler, SchedulerConfig

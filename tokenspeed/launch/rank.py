@@ -4,6 +4,7 @@ Started by the supervisor, never by hand. It ends when its standard input closes
 would hold the memory for nobody.
 """
 
+import faulthandler
 import gc
 import logging
 import os
@@ -14,10 +15,13 @@ import threading
 from tokenspeed.device.guard import control_plane_guard
 from tokenspeed.engine.channel import EngineChannel
 from tokenspeed.engine.loop import EngineFailure
-from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE
+from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE, TRACEBACK_VARIABLE
 from tokenspeed.launch.compose import Engine, compose_engine
-from tokenspeed.messages import PROTOCOL_VERSION, EngineStatus, Phase
+from tokenspeed.launch.facts import redactor_of
+from tokenspeed.launch.memory_report import memory_account, proportional_bytes
+from tokenspeed.messages import PROTOCOL_VERSION, EngineFacts, EngineStatus, Phase
 from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed.telemetry.logs import engine_logs
 from tokenspeed_kernel.plugins.discovery import PluginError
 from tokenspeed_kernel.selection import SelectionError
 
@@ -35,16 +39,17 @@ SWITCH_INTERVAL_S = 0.0005
 
 def main(arguments: list[str]) -> int:
     """Runs one engine to its end and returns the process's exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s", stream=sys.stderr)
+    _leave_traceback()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     config = ResolvedConfig.model_validate_json(_first_line())
     _end_with_parent()
-    channel = EngineChannel(*arguments)
-    try:
-        return _serve(config, channel)
-    finally:
-        channel.close()
+    with engine_logs("engine", config.log.level, redactor_of(config)):
+        channel = EngineChannel(*arguments)
+        try:
+            return _serve(config, channel)
+        finally:
+            channel.close()
 
 
 def _serve(config: ResolvedConfig, channel: EngineChannel) -> int:
@@ -71,6 +76,8 @@ def _serve(config: ResolvedConfig, channel: EngineChannel) -> int:
 
 
 def _start(config: ResolvedConfig, channel: EngineChannel) -> Engine:
+    before = proportional_bytes()
+
     def report(phase: Phase, done: int = 0, total: int = 0, detail: str = "") -> None:
         channel.send(_status(phase, done=done, total=total, detail=detail))
 
@@ -78,7 +85,7 @@ def _start(config: ResolvedConfig, channel: EngineChannel) -> Engine:
     # What lives now lives until the end: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    channel.send(_status("ready", facts=_facts(engine)))
+    channel.send(_status("ready", facts=_facts(engine, proportional_bytes() - before)))
     return engine
 
 
@@ -95,7 +102,7 @@ def _status(
     total: int = 0,
     detail: str = "",
     error: str = "",
-    facts: dict[str, str | int | float | bool | dict[str, str] | None] | None = None,
+    facts: EngineFacts | None = None,
 ) -> EngineStatus:
     return EngineStatus(
         version=PROTOCOL_VERSION,
@@ -109,7 +116,7 @@ def _status(
     )
 
 
-def _facts(engine: Engine) -> dict[str, str | int | float | bool | dict[str, str] | None]:
+def _facts(engine: Engine, grown: int) -> EngineFacts:
     specs = engine.specs
     return {
         "device": specs.device,
@@ -122,7 +129,8 @@ def _facts(engine: Engine) -> dict[str, str | int | float | bool | dict[str, str
         "weight_bytes": specs.weight_bytes,
         "workspace_bytes": specs.workspace_bytes,
         "vocab_size": specs.vocab_size,
-        "kernels": specs.kernels,
+        "kernels": dict(specs.kernels),
+        "memory": dict(memory_account(specs, grown)),
     }
 
 
@@ -135,6 +143,14 @@ def _first_line() -> bytes:
             break
         line += data
     return bytes(line)
+
+
+def _leave_traceback() -> None:
+    """Has a fatal signal write the stacks of all threads to where the supervisor's side looks for them."""
+    descriptor = os.environ.pop(TRACEBACK_VARIABLE, "")
+    if descriptor:
+        os.set_inheritable(int(descriptor), False)
+        faulthandler.enable(int(descriptor))
 
 
 def _end_with_parent() -> None:

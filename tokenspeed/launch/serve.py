@@ -2,40 +2,60 @@
 
 import asyncio
 import contextlib
-import logging
+import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
 from tokenspeed.launch.banner import PhaseLine, print_ready
+from tokenspeed.launch.facts import redactor_of
+from tokenspeed.launch.handover import Handover, Place
 from tokenspeed.launch.service import Service
 from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed.telemetry.logs import Logs, LogSettings, server_logs, traceback_on_fatal_signal
 
 EXIT_OK = 0
 EXIT_CUT = 1
 EXIT_USAGE = 2
 
+CONSOLE_FILE = "TOKENSPEED_LOG"
+"""Names the file that the output of a server in the background goes to; it is rotated from here."""
 
-def serve(config: ResolvedConfig) -> int:
-    """Serves until told to stop and returns the exit status.
+
+_LAST_ACCEPTED_S = 0.25
+"""A connection that was accepted just before the successor took over sends its request within this time."""
+
+
+def serve(config: ResolvedConfig, place: Place | None = None) -> int:
+    """Serves until told to stop and returns the exit status; in a place that is taken already where that is given.
 
     0: drained, every stream was finished. 1: streams were cut, or the engine failed for good. 2: it cannot start as
     configured; one line on standard error says what would mend it.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s api %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    traceback_on_fatal_signal()
+    settings = LogSettings(**config.log.model_dump())
+    with contextlib.ExitStack() as stack:
+        try:
+            logs = stack.enter_context(server_logs(settings, redactor_of(config), os.environ.get(CONSOLE_FILE, "")))
+        except OSError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        return _serve(config, place, logs)
+
+
+def _serve(config: ResolvedConfig, place: Place | None, logs: Logs) -> int:
     try:
-        listener = bind(config.api.host, config.api.port)
+        place = place or Place(bind(config.api.host, config.api.port))
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
-    with listener:
-        port = listener.getsockname()[1]
+    with place.listener:
+        port = place.listener.getsockname()[1]
         config = config.model_copy(update={"api": config.api.model_copy(update={"port": port})})
-        return asyncio.run(_Serving(config, listener).run())
+        return asyncio.run(_Serving(config, place, logs).run())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -65,9 +85,13 @@ class _Server(uvicorn.Server):
 class _Serving:
     """One run of the server."""
 
-    def __init__(self, config: ResolvedConfig, listener: socket.socket) -> None:
+    def __init__(self, config: ResolvedConfig, place: Place, logs: Logs) -> None:
         self._config = config
-        self._listener = listener
+        self._listener = place.listener
+        self._retire_other = place.retire
+        self._logs = logs
+        self._handover = Handover(place.listener)
+        self._accepting = asyncio.Event()
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._failed = ""
@@ -76,7 +100,8 @@ class _Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        service = Service(self._config, on_give_up=self._gave_up)
+        service = Service(self._config, on_give_up=self._gave_up, server_log=self._logs.tail.text)
+        self._handover.open()
         try:
             await service.open()
             return await self._serve(service)
@@ -84,6 +109,7 @@ class _Serving:
             print(f"error: {error}", file=sys.stderr)
             return EXIT_USAGE
         finally:
+            self._handover.close()
             await service.close()
 
     async def _serve(self, service: Service) -> int:
@@ -94,15 +120,39 @@ class _Serving:
         server = _Server(
             uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
         )
-        serving = asyncio.create_task(server.serve(sockets=[self._listener]), name="http")
         watching = asyncio.create_task(self._watch(service), name="phases")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
+        if self._retire_other is not None and not await self._take_over(service, stopping, self._retire_other):
+            watching.cancel()
+            return self._ended(cut=0)
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]), name="http")
+        self._accepting.set()
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         watching.cancel()
+        if self._handover.given:
+            await _leave_to_successor(server)
         cut = await self._drain(service)
         server.should_exit = True
         server.force_exit = self._force.is_set()
         await serving
+        return self._ended(cut)
+
+    async def _take_over(
+        self, service: Service, stopping: asyncio.Task[bool], retire_other: Callable[[], None]
+    ) -> bool:
+        """Waits until the engine is ready, then retires the other server; False where this one was stopped first."""
+        ready = asyncio.create_task(service.llm.engine.wait_ready(), name="ready")
+        await asyncio.wait({ready, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+            return False
+        if (error := ready.exception()) is not None:
+            self._failed = self._failed or str(error)
+            return False
+        retire_other()
+        return True
+
+    def _ended(self, cut: int) -> int:
         if self._failed:
             print(f"error: {self._failed}", file=sys.stderr)
             return EXIT_USAGE
@@ -137,6 +187,7 @@ class _Serving:
             now = (state.phase, *((status.done, status.total, status.detail) if status else ()))
             if now != shown:
                 if state.ready:
+                    await self._accepting.wait()
                     print_ready(self._config, state.facts)
                 else:
                     line.show(state.phase, status)
@@ -153,6 +204,15 @@ class _Serving:
         if not ever_ready:
             self._failed = cause
             self._stop.set()
+
+
+async def _leave_to_successor(server: uvicorn.Server) -> None:
+    """Accepts no more and closes idle connections, so that their next requests reach the successor."""
+    for acceptor in server.servers:
+        acceptor.close()
+    await asyncio.sleep(_LAST_ACCEPTED_S)
+    for connection in list(server.server_state.connections):
+        connection.shutdown()
 
 
 def _streams(count: int) -> str:

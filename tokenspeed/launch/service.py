@@ -1,13 +1,23 @@
 """The frontend over a supervised engine process: what the server and offline users both stand on."""
 
-from collections.abc import Callable
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from tokenspeed.engine.supervisor import Supervisor, engine_command
 from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.frontend.connection import ZmqEngineConnection
+from tokenspeed.launch import engine_streams
+from tokenspeed.launch.crash import CrashReporter
 from tokenspeed.launch.environment import engine_environment
+from tokenspeed.launch.facts import redactor_of
 from tokenspeed.messages import EngineOutput, EngineSnapshot, EngineStatus
 from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed.telemetry.snapshot import StateSnapshot
+
+BUNDLE_S = 5.0
+"""How long the end of a server waits for a crash bundle that is being written."""
 
 
 class Service:
@@ -18,15 +28,34 @@ class Service:
         supervisor: watches the engine process.
     """
 
-    def __init__(self, config: ResolvedConfig, on_give_up: Callable[[str, bool], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        on_give_up: Callable[[str, bool], None] | None = None,
+        server_log: Callable[[], str] = str,
+    ) -> None:
+        """``server_log`` returns the last lines of this process's own log, for a crash bundle."""
         self._config = config
         self._connection = ZmqEngineConnection()
+        redact = redactor_of(config)
+        self._output = engine_streams.EngineOutput(redact)
+        self._reporter = CrashReporter(
+            config=config,
+            output=self._output,
+            redact=redact,
+            server_log=server_log,
+            engine_facts=self._engine_facts,
+            on_written=self._bundle_written,
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.supervisor = Supervisor(
             command=engine_command(),
             first_line=config.model_dump_json().encode(),
             environment=engine_environment(config),
             link=self._connection,
             on_give_up=on_give_up,
+            streams=self._output.open,
+            on_death=self._reporter.engine_died,
         )
         self._llm: AsyncLLM | None = None
 
@@ -40,6 +69,7 @@ class Service:
 
         Nothing the engine says is lost: between the start and ``listen`` this event loop has no turn.
         """
+        self._loop = asyncio.get_running_loop()
         self.supervisor.start()
         await self.supervisor.first_start()
         self._llm = AsyncLLM(self._config, self._connection)
@@ -49,6 +79,17 @@ class Service:
         """Ends the engine process and leaves nothing behind."""
         await self.supervisor.stop()
         self._connection.close()
+        self._reporter.finish(BUNDLE_S)
+        self._output.close()
+
+    def _engine_facts(self) -> tuple[Mapping[str, object], StateSnapshot | None]:
+        return (self._llm.engine.facts, self._llm.engine.snapshot) if self._llm is not None else ({}, None)
+
+    def _bundle_written(self, path: Path) -> None:
+        """Tells the probes where the bundle is. Comes from the thread that wrote it, perhaps after the loop's end."""
+        if self._llm is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._llm.engine.set_crash_bundle, str(path))
 
 
 class _Listeners:

@@ -7,6 +7,7 @@ happened since the last one, the engine answers with an ``EngineOutput`` for the
 
 from tokenspeed.messages.input import EngineInput, Finish, Submit
 from tokenspeed.messages.output import (
+    EngineFacts,
     EngineOutput,
     EngineSnapshot,
     EngineStatus,
@@ -27,6 +28,7 @@ from tokenspeed.messages.wire import (
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "EngineFacts",
     "EngineInput",
     "EngineOutput",
     "EngineSnapshot",

@@ -11,6 +11,9 @@ Phase = Literal[
     "resolve", "download", "load", "compile", "capture", "warm up", "ready", "draining", "stopped", "failed"
 ]
 
+EngineFacts = dict[str, str | int | float | bool | dict[str, str | int] | None]
+"""Plain values by name: what the engine says of itself when it is ready."""
+
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Natural-log probability of one token, and of the most probable ones beside it."""
@@ -81,7 +84,7 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     total: int = 0
     detail: str = ""
     pid: int = 0
-    facts: dict[str, str | int | float | bool | dict[str, str] | None] = {}
+    facts: EngineFacts = {}
     error: str = ""
 
 

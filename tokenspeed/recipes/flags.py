@@ -47,5 +47,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--drain-seconds", "drain_s", "number", "how long SIGTERM waits for open streams"),
     Flag("--chat-template", "api.chat_template", "text", "file with a chat template instead of the model's own"),
     Flag("--api-key-file", "api.api_key_file", "text", "file with the key that clients must send"),
+    Flag("--log-level", "log.level", "text", "debug, info, warning or error"),
+    Flag("--log-format", "log.format", "text", "text, or json: one object a line"),
+    Flag("--log-file", "log.file", "text", "file for the log, rotated by size, instead of standard error"),
     Flag("--tensor-parallel-size", "parallel.tp", "integer", "ranks that share every layer"),
 )

@@ -1,15 +1,18 @@
 """The header of a GGUF file: metadata and where each tensor lies. No torch, and no tensor is read.
 
-The ``gguf`` package gives the names and block sizes of the formats. Its own reader is not used for the header, because
-it builds several numpy objects for every token and every merge of the tokenizer: 2.2 s for a small model whose header
-this file walks in 0.1 s, and three places (configuration, tokenizer, weights) read it at a start. A test holds the two
-readers equal.
+The ``gguf`` package's reader is not used, because it builds several numpy objects for every token and every merge of
+the tokenizer: 2.2 s for a small model whose header this file walks in 0.1 s, and three places (configuration,
+tokenizer, weights) read it at a start. A test holds the two readers equal.
 """
 
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
+
+from tokenspeed.recipes.gguf_formats import TENSOR_FORMATS
 
 MetadataValue = int | float | bool | str | list[int] | list[float] | list[bool] | list[str]
 
@@ -52,11 +55,22 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]
 
 
+_HELD: WeakValueDictionary[tuple[str, int, int], GgufHeader] = WeakValueDictionary()
+
+
 def read_gguf_header(path: str | Path) -> GgufHeader:
-    """Reads the header of the GGUF file at ``path``; raises GgufError where it is missing, damaged or cut short."""
+    """Reads the header of the GGUF file at ``path``; raises GgufError where it is missing, damaged or cut short.
+
+    While somebody holds the header of a file that did not change, it is the same one again.
+    """
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Walker(str(path), data).header()
+            status = os.fstat(file.fileno())
+            key = (str(path), status.st_ino, status.st_mtime_ns)
+            header = _HELD.get(key)
+            if header is None:
+                _HELD[key] = header = _Walker(str(path), data).header()
+            return header
     except FileNotFoundError:
         raise GgufError(f"{path}: there is no such file; give the path of a .gguf file") from None
     except (OSError, ValueError) as error:
@@ -146,20 +160,16 @@ class _Walker:
         return name, shape[::-1], int(self._scalar("I")), int(self._scalar("Q"))
 
     def _tensor(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> GgufTensor:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        try:
-            quantization = GGMLQuantizationType(kind)
-        except ValueError:
-            raise GgufError(f"{self._path}: tensor {name} has the unknown format {kind}") from None
+        if kind not in TENSOR_FORMATS:
+            raise GgufError(f"{self._path}: tensor {name} has the unknown format {kind}")
+        type_name, block_elements, block_bytes = TENSOR_FORMATS[kind]
         elements = 1
         for extent in shape:
             elements *= extent
-        block_elements, block_bytes = GGML_QUANT_SIZES[quantization]
         nbytes = elements // block_elements * block_bytes
         if offset + nbytes > len(self._data):
             raise GgufError(
                 f"{self._path}: tensor {name} should end at byte {offset + nbytes}, the file has {len(self._data)}: "
                 "it is cut short, download it again"
             )
-        return GgufTensor(name=name, shape=shape, type_name=quantization.name, offset=offset, nbytes=nbytes)
+        return GgufTensor(name=name, shape=shape, type_name=type_name, offset=offset, nbytes=nbytes)

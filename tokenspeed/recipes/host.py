@@ -23,7 +23,7 @@ def free_memory_bytes(root: Path = _CGROUP_ROOT, proc: Path = Path("/proc")) -> 
 def total_memory_bytes(root: Path = _CGROUP_ROOT, proc: Path = Path("/proc")) -> int:
     """Bytes this process may ever take: the least of what the machine has and what each enclosing cgroup allows."""
     limits = [_integer(limit_path) for limit_path, _, _, _ in _memory_files(root, proc)]
-    return min([_machine_total(proc), *(limit for limit in limits if limit is not None)])
+    return min([machine_memory_bytes(proc), *(limit for limit in limits if limit is not None)])
 
 
 def available_cores(root: Path = _CGROUP_ROOT, proc: Path = Path("/proc")) -> int:
@@ -40,7 +40,8 @@ def available_cores(root: Path = _CGROUP_ROOT, proc: Path = Path("/proc")) -> in
     return cores
 
 
-def _machine_total(proc: Path) -> int:
+def machine_memory_bytes(proc: Path = Path("/proc")) -> int:
+    """Bytes the whole machine has, whatever cgroups allow."""
     for line in _text(proc / "meminfo").splitlines():
         if line.startswith("MemTotal:"):
             return int(line.split()[1]) * 1024

@@ -1,12 +1,17 @@
 """What this machine has, read from the operating system. No torch, no driver library: it answers in milliseconds."""
 
-import subprocess
-from dataclasses import dataclass
+import os
+import platform
+import stat
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tokenspeed.recipes.devices import Accelerator, amd_devices, ascend_devices, nvidia_devices
 from tokenspeed.recipes.host import available_cores, free_memory_bytes, total_memory_bytes
 from tokenspeed.recipes.resolved import GIB
 from tokenspeed.recipes.schema import Hardware, Vendor
+
+__all__ = ["Accelerator", "Machine", "described_machine", "detect_machine"]
 
 ISA_FEATURES = (
     "avx2",
@@ -23,16 +28,12 @@ ISA_FEATURES = (
 )
 """Features of the instruction set that a kernel may ask for, by their names in /proc/cpuinfo."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Accelerator:
-    """Devices of one kind. ``arch`` "" and ``gb_per_device`` 0 where the driver does not tell."""
-
-    vendor: Vendor
-    arch: str
-    count: int
-    gb_per_device: int
-    description: str
+_CDI_FOLDERS = ("etc/cdi", "var/run/cdi")
+_DEVICE_FILES = {
+    "nvidia": ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm"),
+    "amd": ("kfd", "dri"),
+    "npu": ("davinci[0-9]*", "davinci_manager", "devmm_svm", "hisi_hdc"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,10 @@ class Machine:
         isa: the ISA_FEATURES it has.
         accelerators: what profiles choose by.
         described_by: "" for the machine at hand, else the name of the hardware description.
+        architecture: "x86_64" or "aarch64"; "" where it is only described.
+        cdi_kinds: kinds of devices with a specification by the Container Device Interface ("nvidia.com/gpu").
+        device_files: of the accelerators, by path.
+        device_groups: ids of the groups, other than root's, that those files belong to.
     """
 
     cores: int
@@ -53,6 +58,10 @@ class Machine:
     isa: tuple[str, ...]
     accelerators: tuple[Accelerator, ...]
     described_by: str = ""
+    architecture: str = ""
+    cdi_kinds: tuple[str, ...] = ()
+    device_files: tuple[str, ...] = ()
+    device_groups: tuple[int, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -63,15 +72,35 @@ class Machine:
         memory = f"{self.free_bytes / GIB:.1f} of {self.memory_bytes / GIB:.1f} GiB of memory free"
         return f"{self.cores} cores, {memory}, {devices}"
 
+    def told_vendor(self, vendor: Vendor | None) -> "Machine":
+        """The same machine where the operator says whose devices count: "cpu" leaves none.
 
-def detect_machine() -> Machine:
-    """Looks at the machine at hand."""
+        Devices that detection did not find are believed, as many as have a device file, or one.
+        """
+        if vendor is None:
+            return self
+        found = tuple(device for device in self.accelerators if device.vendor == vendor)
+        if not found and vendor != "cpu":
+            description = f"{vendor} device (as told, not detected)"
+            found = (Accelerator(vendor=vendor, arch="", count=1, gb_per_device=0, description=description),)
+        return replace(self, accelerators=found)
+
+
+def detect_machine(root: Path = Path("/")) -> Machine:
+    """Looks at the machine at hand; ``root`` holds the dev, etc, opt, proc and sys to read."""
+    proc, cgroup = root / "proc", root / "sys" / "fs" / "cgroup"
+    accelerators = (*nvidia_devices(root), *amd_devices(root), *ascend_devices(root))
+    files = [file for vendor in {found.vendor for found in accelerators} for file in _device_files(root, vendor)]
     return Machine(
-        cores=available_cores(),
-        memory_bytes=total_memory_bytes(),
-        free_bytes=free_memory_bytes(),
-        isa=_isa_features(),
-        accelerators=(*_nvidia(), *_amd(), *_ascend()),
+        cores=available_cores(cgroup, proc),
+        memory_bytes=total_memory_bytes(cgroup, proc),
+        free_bytes=free_memory_bytes(cgroup, proc),
+        isa=_isa_features(proc),
+        accelerators=accelerators,
+        architecture=platform.machine(),
+        cdi_kinds=_cdi_kinds(root) if accelerators else (),
+        device_files=tuple(f"/{file.relative_to(root)}" for file in files),
+        device_groups=tuple(sorted({group for file in files for group in _groups(file)} - {0})),
     )
 
 
@@ -91,8 +120,12 @@ def described_machine(hardware: Hardware) -> Machine:
     )
 
 
-def _isa_features() -> tuple[str, ...]:
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+def _isa_features(proc: Path) -> tuple[str, ...]:
+    try:
+        lines = (proc / "cpuinfo").read_text().splitlines()
+    except OSError:
+        return ()
+    for line in lines:
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
             flags = set(value.split())
@@ -100,61 +133,35 @@ def _isa_features() -> tuple[str, ...]:
     return ()
 
 
-def _nvidia() -> list[Accelerator]:
-    if not Path("/dev/nvidiactl").exists():
-        return []
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits"]
-    try:
-        rows = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return [
-            Accelerator(vendor="nvidia", arch="", count=1, gb_per_device=0, description="NVIDIA device (driver silent)")
-        ]
-    kinds: dict[tuple[str, str, str], int] = {}
-    for row in rows:
-        name, memory, capability = (part.strip() for part in row.split(","))
-        kinds[name, memory, capability] = kinds.get((name, memory, capability), 0) + 1
-    return [
-        Accelerator(
-            vendor="nvidia",
-            arch="sm" + capability.replace(".", ""),
-            count=count,
-            gb_per_device=int(memory) // 1024,
-            description=name,
-        )
-        for (name, memory, capability), count in kinds.items()
-    ]
+def _cdi_kinds(root: Path) -> tuple[str, ...]:
+    """The kinds that the specifications declare: the one line of each that begins with ``kind``, in YAML or JSON."""
+    kinds = set()
+    for folder in _CDI_FOLDERS:
+        for path in sorted([*(root / folder).glob("*.yaml"), *(root / folder).glob("*.json")]):
+            try:
+                lines = path.read_text(errors="replace").splitlines()
+            except OSError:
+                continue
+            for line in lines:
+                name, _, value = line.strip(" ,{}").partition(":")
+                if name.strip('" ') == "kind":
+                    kinds.add(value.split(",")[0].strip("\"' "))
+    return tuple(sorted(kinds))
 
 
-def _amd() -> list[Accelerator]:
-    kinds: dict[tuple[str, int], int] = {}
-    for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*")):
-        properties = dict(line.split() for line in _read(node / "properties").splitlines() if len(line.split()) == 2)
-        version = int(properties.get("gfx_target_version", 0))
-        if version == 0:  # a CPU node
+def _device_files(root: Path, vendor: str) -> list[Path]:
+    return [path for pattern in _DEVICE_FILES.get(vendor, ()) for path in sorted((root / "dev").glob(pattern))]
+
+
+def _groups(file: Path) -> set[int]:
+    """Of a device file; of a folder (/dev/dri) those of the render nodes in it."""
+    files = sorted(file.glob("renderD*")) if file.is_dir() else [file]
+    groups = set()
+    for path in files:
+        try:
+            found = os.stat(path)
+        except OSError:
             continue
-        arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-        banks = [_read(bank / "properties") for bank in node.glob("mem_banks/*")]
-        sizes = [
-            int(line.split()[1]) for bank in banks for line in bank.splitlines() if line.startswith("size_in_bytes")
-        ]
-        key = (arch, sum(sizes) // GIB)
-        kinds[key] = kinds.get(key, 0) + 1
-    return [
-        Accelerator(vendor="amd", arch=arch, count=count, gb_per_device=size, description=f"AMD {arch}")
-        for (arch, size), count in kinds.items()
-    ]
-
-
-def _ascend() -> list[Accelerator]:
-    count = len(list(Path("/dev").glob("davinci[0-9]*")))
-    if count == 0:
-        return []
-    return [Accelerator(vendor="npu", arch="", count=count, gb_per_device=0, description="Ascend NPU")]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+        if stat.S_IMODE(found.st_mode) & stat.S_IWGRP:
+            groups.add(found.st_gid)
+    return groups

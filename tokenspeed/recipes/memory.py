@@ -1,36 +1,61 @@
-"""What a configuration needs of memory: bytes of KV cache a token, and the size of the pool. No torch here.
+"""What one rank needs of memory, term by term. Counted where the dimensions say it exactly, else estimated and said so.
 
-One reading of the rules for the plan that is printed and for the engine that allocates.
+The terms of a CPU engine are held to what it reports after a start (docs/design/memory-plan.md); those of devices rest
+on the dimensions and on figures of the field, until an engine of ours can report its own.
 """
 
-from tokenspeed.recipes.model_config import ModelConfig
-from tokenspeed.recipes.schema import CACHE_TYPE_BYTES, CacheGroup
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenspeed.recipes.dimensions import Dimensions, count_parameters
+from tokenspeed.recipes.schema import Parallel
 
 CPU_SHARE = 4
 """On the CPU the KV cache takes at most one part in so many of the memory that is free."""
 
+LEAST_LOGIT_ROWS = 16
+"""The engine holds logits for at least so many rows: prompt log-probabilities are taken slice by slice."""
+
+PROCESSES_BYTES = 420 << 20
+"""The two processes before anything of a model is in them: interpreter, libraries, tokenizer."""
+
+LIBRARIES_BYTES = 24 << 20
+"""Code and heap that a CPU engine's first steps bring into memory, whatever the model."""
+
+GRAPH_BYTES_PER_LAYER = 200 << 10
+"""Of one captured size, a layer."""
+
+COLLECTIVE_BYTES = 512 << 20
+"""Buffers of the collective library on a rank that has peers."""
+
+EXCHANGE_BYTES = 1 << 30
+"""Heaps for exchanging tokens among experts on different ranks."""
+
+DEFAULT_CONTEXT_BYTES = 700 << 20
+"""What a device's runtime takes before anything of ours, where the hardware file does not say."""
+
+_EXPERTS_ALONE = frozenset({"int4", "mxfp4", "nvfp4", "w4a8", "w4a16"})
+"""Formats whose published checkpoints quantise the experts and leave everything else at two bytes a weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One part of the need, in bytes on one rank."""
+
+    name: str
+    bytes: int
+    certainty: Literal["counted", "estimated"]
+    detail: str = ""
+
 
 def effective_cache_type(requested: str, stored: str) -> str:
-    """Resolves "auto": float32 where the checkpoint is float32 or GGUF, else bfloat16.
+    """Resolves "auto": float32 where the checkpoint is float32 or GGUF, else bfloat16 (quantised ones compute in it).
 
     ``stored`` is the checkpoint's type as ModelConfig.dtype or a recipe's weight format says it.
     """
     if requested != "auto":
         return requested
-    half = stored.lower() in ("bfloat16", "float16")
-    return "bfloat16" if half else "float32"
-
-
-def groups_of_model(config: ModelConfig) -> list[CacheGroup]:
-    """The cache groups of a dense decoder: one that keeps keys and values of every layer."""
-    values = 2 * config.num_kv_heads * config.head_dim
-    return [CacheGroup(id="full", layers=config.num_layers, values_per_layer=values)]
-
-
-def group_bytes_per_token(group: CacheGroup, cache_type: str, tensor_parallel: int = 1) -> int:
-    """Bytes that one token leaves in ``group`` on one rank."""
-    ranks = 1 if group.replicated else tensor_parallel
-    return group.layers * group.values_per_layer * CACHE_TYPE_BYTES[cache_type] // ranks
+    return "float32" if stored.lower().startswith(("gguf", "float32")) or not stored else "bfloat16"
 
 
 def cpu_pool_bytes(*, requested: int, wanted: int, free_bytes: int) -> int:
@@ -39,3 +64,78 @@ def cpu_pool_bytes(*, requested: int, wanted: int, free_bytes: int) -> int:
     if requested:
         return requested
     return min(wanted, max(0, free_bytes) // CPU_SHARE)
+
+
+def weights_term(total: int, model: Dimensions | None, parallel: Parallel, stored: str) -> Term:
+    """The weights on one rank, of ``total`` bytes in all."""
+    ranks = parallel.tp * parallel.pp * parallel.ep
+    if ranks == 1:
+        return Term(name="weights", bytes=total, certainty="counted")
+    if model is None:
+        divisor = parallel.tp * parallel.pp
+        return Term(name="weights", bytes=total // divisor, certainty="estimated", detail=f"a share of 1/{divisor}")
+    count = count_parameters(model)
+    if stored in _EXPERTS_ALONE and count.experts:
+        sharded, replicated = 2 * count.sharded, 2 * count.replicated
+    else:
+        sharded, replicated = (total * part // count.total for part in (count.sharded, count.replicated))
+    experts = max(0, total - sharded - replicated)
+    expert_ranks = parallel.ep if parallel.ep > 1 else parallel.tp
+    mine = (sharded // parallel.tp + replicated + experts // expert_ranks) // parallel.pp
+    detail = f"experts / {expert_ranks}, heads and dense layers / {parallel.tp}, the rest whole"
+    return Term(name="weights", bytes=mine, certainty="estimated", detail=detail)
+
+
+def cpu_workspace_term(model: Dimensions, *, chunk: int, max_seqs: int, positions: int) -> Term:
+    """The buffers of a dense decoder's forward on the CPU, float32, and the table of rotary embeddings."""
+    tokens, rows = chunk + max_seqs, max(max_seqs, LEAST_LOGIT_ROWS)
+    heads, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    values = tokens * (3 * model.hidden + 2 * heads + 2 * keys + 3 * model.intermediate)
+    values += rows * (model.hidden + model.vocab) + positions * model.head_dim + model.hidden
+    return Term(
+        name="workspace", bytes=4 * values, certainty="counted", detail=f"{tokens} tokens a step, {rows} rows of logits"
+    )
+
+
+def device_terms(model: Dimensions | None, parallel: Parallel, *, chunk: int, max_seqs: int) -> list[Term]:
+    """What a rank on a device needs beside weights and KV cache, without the runtime's own share."""
+    terms = []
+    if model is not None:
+        terms += [_activation_term(model, parallel, chunk, max_seqs), *_expert_terms(model, parallel, chunk)]
+        ladder = 4 + -(-max_seqs // 8)
+        graphs = ladder * model.layers * GRAPH_BYTES_PER_LAYER
+        terms.append(Term(name="graphs", bytes=graphs, certainty="estimated", detail=f"{ladder} captured sizes"))
+    if parallel.tp * parallel.dp * parallel.pp > 1:
+        heaps = COLLECTIVE_BYTES + (EXCHANGE_BYTES if parallel.ep > 1 else 0)
+        terms.append(Term(name="communication", bytes=heaps, certainty="estimated"))
+    return terms
+
+
+def _activation_term(model: Dimensions, parallel: Parallel, chunk: int, max_seqs: int) -> Term:
+    tokens, rows = chunk + max_seqs, max(max_seqs, LEAST_LOGIT_ROWS)
+    if model.latent is None:
+        attention = (2 * model.heads + 2 * model.kv_heads) * model.head_dim // parallel.tp
+    else:
+        # Queries and their absorbed form, the compressed query and cache, and the heads' output.
+        latent = model.latent
+        each = latent.plain + 2 * latent.rotary + latent.latent + latent.value
+        attention = model.heads * each // parallel.tp + latent.query_rank + latent.latent + latent.rotary
+    dense = 3 * max(model.intermediate, model.experts.intermediate if model.experts else 0) // parallel.tp
+    values = 2 * tokens * (3 * model.hidden + attention + dense)
+    logits = 4 * rows * (model.vocab + model.hidden)
+    vision = 0
+    if model.vision is not None:
+        vision = 2 * model.vision.patches * (6 * model.vision.hidden + 2 * model.vision.intermediate)
+    detail = f"{tokens} tokens a step, {rows} rows of logits" + (", an image" if vision else "")
+    return Term(name="activations", bytes=values + logits + vision, certainty="estimated", detail=detail)
+
+
+def _expert_terms(model: Dimensions, parallel: Parallel, chunk: int) -> list[Term]:
+    experts = model.experts
+    if experts is None:
+        return []
+    # Every token's copy for each of its experts, as if all of them were on this rank: routing promises no balance.
+    inner = experts.intermediate if parallel.ep > 1 else experts.intermediate // parallel.tp
+    values = 2 * chunk * experts.active * (2 * model.hidden + 3 * inner)
+    detail = f"{chunk} tokens to {experts.active} experts each"
+    return [Term(name="expert workspace", bytes=values, certainty="estimated", detail=detail)]

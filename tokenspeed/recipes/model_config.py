@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenspeed.recipes.gguf_file import GgufError, GgufHeader, read_gguf_header
+from tokenspeed.recipes.gguf_formats import FILE_TYPES
 from tokenspeed.recipes.resolved import ModelSource
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
@@ -336,19 +337,8 @@ def _gguf_rope(fields: _Fields) -> RopeConfig:
 
 
 def _gguf_file_type(header: GgufHeader) -> str:
-    from gguf import LlamaFileType
-
     value = header.metadata.get("general.file_type")
-    try:
-        name = (
-            LlamaFileType(value if isinstance(value, int) else -1)
-            .name.removeprefix("MOSTLY_")
-            .removeprefix("ALL_")
-            .lower()
-        )
-    except ValueError:
-        return "gguf"
-    return {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}.get(name, name)
+    return FILE_TYPES.get(value, "gguf") if isinstance(value, int) else "gguf"
 
 
 def _checked(config: ModelConfig, where: str) -> ModelConfig:

@@ -1,65 +1,128 @@
-"""What a resolution amounts to, in figures: what ``plan``, ``DRY=1`` and the start print. Nothing is loaded.
+"""What a resolution amounts to, in figures: what ``plan``, ``DRY=1`` and the start print. Nothing is loaded."""
 
-The full memory plan, term by term and for devices, is not in this version; what is not known is said to be unknown.
-"""
+from dataclasses import dataclass, field, replace
 
-import textwrap
-from dataclasses import dataclass, field
-
-from tokenspeed.recipes.features import describe_weights, weights_bytes
-from tokenspeed.recipes.machine import Machine
-from tokenspeed.recipes.memory import cpu_pool_bytes, effective_cache_type, group_bytes_per_token, groups_of_model
+from tokenspeed.recipes.capacity import (
+    NO_LIMIT,
+    CacheShape,
+    PoolSize,
+    cache_shape,
+    group_bytes,
+    parents_for,
+    size_pool,
+    wanted_bytes,
+)
+from tokenspeed.recipes.catalogue import load_hardware
+from tokenspeed.recipes.checkpoint_size import read_checkpoint
+from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, count_parameters, dimensions_of, groups_of
+from tokenspeed.recipes.divisibility import indivisible
+from tokenspeed.recipes.document import RecipeError
+from tokenspeed.recipes.features import weights_bytes
+from tokenspeed.recipes.machine import Accelerator, Machine
+from tokenspeed.recipes.memory import (
+    DEFAULT_CONTEXT_BYTES,
+    LIBRARIES_BYTES,
+    PROCESSES_BYTES,
+    Term,
+    cpu_pool_bytes,
+    cpu_workspace_term,
+    device_terms,
+    effective_cache_type,
+    weights_term,
+)
 from tokenspeed.recipes.model_config import read_model_config
-from tokenspeed.recipes.resolve import Resolution, model_source, settings
+from tokenspeed.recipes.resolve import Resolution, model_source
 from tokenspeed.recipes.resolved import GIB
-from tokenspeed.recipes.schema import CacheGroup
 from tokenspeed.recipes.selection import DoesNotFit
+
+DEVICE_FRACTION = 0.9
+"""The part of a device's memory that the engine takes where the recipe does not say."""
+
+PLANNED = "the plan"
+"""The source of a value that nobody set and the plan worked out."""
+
+RANDOM_TYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Bytes that one token leaves in a cache group on one rank."""
+    """Bytes that one token leaves in a cache group on one rank (a state group: bytes of a request's state)."""
 
-    group_id: str
-    kind: str
-    bytes_per_token: int
+    group: CacheGroup
+    bytes: int
+    dtype: str
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Figures of one resolution.
+class ModelFacts:
+    """A model as the plan counts it: from its files where they are here, else as the recipe states it.
 
     Attributes:
+        groups, dimensions: what is cached and computed; no dimensions where the recipe has none.
+        context: tokens the model was made for.
+        stored: the type of the checkpoint's weights.
+        weight_bytes: of all ranks together; 0 unknown.
+    """
+
+    groups: list[CacheGroup]
+    dimensions: Dimensions | None
+    context: int
+    stored: str
+    weight_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Figures of one resolution, per rank.
+
+    Attributes:
+        facts: the model.
         cache_type: of the KV cache, "auto" resolved.
         groups: per cache group.
-        context: the model's own.
-        max_len: the longest request, 0 unknown.
-        weight_bytes: 0 unknown.
-        pool_bytes: of the KV cache; 0 where only the device can tell.
+        max_len: the longest request that is planned for.
+        terms: everything but the KV cache.
+        memory_bytes: what a rank may take in all; 0 unknown.
+        pool: of the KV cache; None where only the device can tell.
+        devices: how many devices or, on the CPU, 1.
         problems: why it does not fit; empty when it does, or when that is not known.
         notes: what an operator should know.
     """
 
     resolution: Resolution
     machine: Machine
+    facts: ModelFacts
     cache_type: str
     groups: list[GroupPlan]
-    context: int
     max_len: int
-    weight_bytes: int
-    pool_bytes: int
+    terms: list[Term]
+    memory_bytes: int
+    shape: CacheShape
+    pool: PoolSize | None
+    devices: int
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def bytes_per_token(self) -> int:
-        """Of all groups together."""
-        return sum(group.bytes_per_token for group in self.groups)
+        """Of all history groups together."""
+        return sum(part.bytes for part in self.groups if part.group.kind != "state")
 
     @property
-    def pool_tokens(self) -> int:
-        """Tokens the KV cache holds; 0 unknown."""
-        return self.pool_bytes // self.bytes_per_token
+    def fixed_bytes(self) -> int:
+        """Everything but the KV cache."""
+        return sum(term.bytes for term in self.terms)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Of the KV cache; 0 where it is not known."""
+        return self.pool.bytes if self.pool else 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """With a KV cache for one request of ``max_len``: the least that a rank must have."""
+        settings, granularity = self.resolution.keys.scheduler, self.resolution.keys.kv.granularity
+        each = parents_for(settings, self.shape.facts, self.max_len + settings.overlap, granularity=granularity)
+        return self.fixed_bytes + (each + 1) * self.shape.parent_bytes
 
     def refuse_misfit(self) -> None:
         """Raises DoesNotFit with every reason."""
@@ -67,70 +130,206 @@ class Plan:
             raise DoesNotFit("\n".join(self.problems))
 
 
-def make_plan(resolution: Resolution, machine: Machine) -> Plan:
-    """Computes the figures; raises CheckpointError where weights that are here cannot be read."""
+def make_plan(resolution: Resolution, machine: Machine, facts: ModelFacts | None = None) -> Plan:
+    """Computes the figures; ``facts`` where the caller has read them already.
+
+    Raises CheckpointError where weights that are here cannot be read, RecipeError where the model cannot be divided
+    among so many ranks on any machine.
+    """
+    facts = facts or model_facts(resolution)
     keys = resolution.keys
-    groups, context, stored = _model_facts(resolution)
-    cache_type = effective_cache_type(keys.kv.dtype, stored)
-    parts = [
-        GroupPlan(group.id, group.kind, group_bytes_per_token(group, cache_type, keys.parallel.tp)) for group in groups
-    ]
-    per_token = sum(part.bytes_per_token for part in parts)
-    weight_bytes = weights_bytes(resolution.weights) or resolution.located.bytes_on_disk
-    max_len = min(keys.scheduler.max_len or context, context)
-    on_cpu = not resolution.missing
-    pool = 0
-    if on_cpu or keys.kv.bytes:
-        free = max(0, machine.free_bytes - weight_bytes - keys.kv.host_bytes) if machine.free_bytes else 0
-        pool = cpu_pool_bytes(
-            requested=keys.kv.bytes,
-            wanted=keys.scheduler.max_seqs * max_len * per_token,
-            free_bytes=free,
-        )
-    plan = Plan(resolution, machine, cache_type, parts, context, max_len, weight_bytes, pool)
+    _refuse_indivisible(resolution, facts)
+    cache_type = effective_cache_type(keys.kv.dtype, facts.stored)
+    shape = cache_shape(facts.groups, cache_type, granularity=keys.kv.granularity, tensor_parallel=keys.parallel.tp)
+    max_len = min(keys.scheduler.max_len or facts.context, facts.context)
+    on_cpu = _on_cpu(resolution)
+    plan = Plan(
+        resolution=resolution,
+        machine=machine,
+        facts=facts,
+        cache_type=cache_type,
+        groups=[_group_plan(group, cache_type, keys.parallel.tp) for group in facts.groups],
+        max_len=max_len,
+        terms=[] if on_cpu else _device_terms(resolution, facts, machine),
+        memory_bytes=machine.free_bytes if on_cpu else _device_memory(resolution, machine),
+        shape=shape,
+        pool=None,
+        devices=keys.parallel.tp * keys.parallel.dp * keys.parallel.pp,
+    )
+    budget = _cpu_budget(plan) if on_cpu else _device_budget(plan)
+    pool = _pool(plan, budget) if budget is not None else None
     if on_cpu:
-        _judge(plan)
+        # The rotary table is as long as a request can be, so the pool comes first.
+        plan = replace(plan, terms=_cpu_terms(resolution, facts, pool.max_len if pool else max_len))
+    if pool is None or budget is None:
+        return plan
+    plan = replace(plan, pool=pool)
+    _judge(plan, budget)
     return plan
 
 
-def _model_facts(resolution: Resolution) -> tuple[list[CacheGroup], int, str]:
-    """Cache groups, context and stored type: from the files where they are here, else as the recipe states them."""
+def _group_plan(group: CacheGroup, cache_type: str, tensor_parallel: int) -> GroupPlan:
+    kept = cache_type if group.dtype == "auto" else group.dtype
+    return GroupPlan(group, group_bytes(group, cache_type, tensor_parallel), kept)
+
+
+def _pool(plan: Plan, budget: int) -> PoolSize:
+    keys, shape = plan.resolution.keys, plan.shape
+    limit = (NO_LIMIT // max(group.children_per_parent for group in shape.facts) - 1) * shape.parent_bytes
+    return size_pool(
+        keys.scheduler,
+        shape,
+        granularity=keys.kv.granularity,
+        wanted_len=plan.max_len,
+        budget=min(budget, limit),
+    )
+
+
+def model_facts(resolution: Resolution) -> ModelFacts:
+    """What the plan knows of the model: from the files where they are here, else as the recipe states it."""
     source = model_source(resolution)
-    if source is not None and not resolution.missing:
-        config = read_model_config(source)
-        return groups_of_model(config), config.context_length, "gguf" if source.kind == "gguf" else config.dtype
+    if source is not None and _readable(resolution):
+        if source.kind == "random":
+            config = read_model_config(source)
+            count = count_parameters(dimensions_of(config)).total
+            weight_bytes = count * RANDOM_TYPE_BYTES.get(config.dtype, 4)
+        else:
+            config, weight_bytes = read_checkpoint(source)
+        stored = "gguf" if source.kind == "gguf" else config.dtype
+        return ModelFacts(groups_of(config), dimensions_of(config), config.context_length, stored, weight_bytes)
     assert resolution.loaded is not None, "a bare path is always present"
     recipe = resolution.loaded.recipe
     stored = getattr(resolution.weights, "format", "")
-    # Quantised checkpoints of device profiles keep a bfloat16 cache unless the profile says otherwise.
-    return recipe.cache_groups, recipe.context, stored if stored.startswith(("gguf", "float32")) else "bfloat16"
+    weight_bytes = weights_bytes(resolution.weights) or resolution.located.bytes_on_disk
+    return ModelFacts(recipe.cache_groups, recipe.dimensions, recipe.context, stored, weight_bytes)
 
 
-def _judge(plan: Plan) -> None:
-    keys, machine = plan.resolution.keys, plan.machine
-    granularity = keys.kv.granularity
-    longest = plan.pool_tokens // granularity * granularity
-    cache = keys.kv.bytes + keys.kv.host_bytes
-    if machine.free_bytes and plan.weight_bytes + cache > machine.free_bytes:
-        plan.problems.append(
-            f"weights ({human_bytes(plan.weight_bytes)}) and KV cache ({human_bytes(cache)}) exceed the "
-            f"{human_bytes(machine.free_bytes)} of memory that are free"
+def _readable(resolution: Resolution) -> bool:
+    """Whether the engine has the family: others' files are counted as the recipe states them."""
+    return not any(feature.startswith("model family") for feature in resolution.missing)
+
+
+def _on_cpu(resolution: Resolution) -> bool:
+    if resolution.loaded is None:
+        return True
+    return resolution.loaded.recipe.profiles[resolution.profile].when.vendor == "cpu"
+
+
+def _refuse_indivisible(resolution: Resolution, facts: ModelFacts) -> None:
+    if facts.dimensions is None:
+        return
+    problems = indivisible(facts.dimensions, resolution.keys.parallel)
+    if problems:
+        raise RecipeError(
+            *(
+                f"{resolution.sources.get(problem.split(' ', 1)[0], 'recipe')}: {resolution.name}: {problem}"
+                for problem in problems
+            )
         )
-    if keys.scheduler.max_len and longest < keys.scheduler.max_len:
-        need = -(-keys.scheduler.max_len // granularity) * granularity * plan.bytes_per_token
+
+
+def _cpu_terms(resolution: Resolution, facts: ModelFacts, longest: int) -> list[Term]:
+    keys, model = resolution.keys, facts.dimensions
+    terms = [weights_term(facts.weight_bytes, model, keys.parallel, facts.stored)]
+    if model is not None and model.latent is None and model.experts is None:
+        terms.append(
+            cpu_workspace_term(
+                model,
+                chunk=keys.scheduler.chunk,
+                max_seqs=keys.scheduler.max_seqs,
+                positions=longest + keys.scheduler.overlap,
+            )
+        )
+    else:
+        terms += device_terms(model, keys.parallel, chunk=keys.scheduler.chunk, max_seqs=keys.scheduler.max_seqs)
+    if keys.kv.host_bytes:
+        terms.append(Term(name="host pool", bytes=keys.kv.host_bytes, certainty="counted", detail="kv.host_bytes"))
+    terms.append(Term(name="libraries", bytes=LIBRARIES_BYTES, certainty="estimated", detail="at the first steps"))
+    terms.append(Term(name="processes", bytes=PROCESSES_BYTES, certainty="estimated", detail="API and engine"))
+    return terms
+
+
+def _device_terms(resolution: Resolution, facts: ModelFacts, machine: Machine) -> list[Term]:
+    keys = resolution.keys
+    terms = [weights_term(facts.weight_bytes, facts.dimensions, keys.parallel, facts.stored)]
+    if keys.speculative is not None and keys.speculative.draft_bytes:
+        draft = keys.speculative.draft_bytes // keys.parallel.tp
+        terms.append(Term(name="draft weights", bytes=draft, certainty="estimated", detail=keys.speculative.draft))
+    terms += device_terms(facts.dimensions, keys.parallel, chunk=keys.scheduler.chunk, max_seqs=keys.scheduler.max_seqs)
+    context = load_hardware(machine.described_by).context_mib << 20 if machine.described_by else 0
+    terms.append(Term(name="runtime", bytes=context or DEFAULT_CONTEXT_BYTES, certainty="estimated"))
+    return terms
+
+
+def _accelerator(resolution: Resolution, machine: Machine) -> Accelerator | None:
+    assert resolution.loaded is not None
+    vendor = resolution.loaded.recipe.profiles[resolution.profile].when.vendor
+    return next((found for found in machine.accelerators if found.vendor == vendor), None)
+
+
+def _device_memory(resolution: Resolution, machine: Machine) -> int:
+    """What a rank may take of its device, 0 where that is not known."""
+    found = _accelerator(resolution, machine)
+    if found is None or not found.gb_per_device:
+        return 0
+    size = load_hardware(machine.described_by).device_bytes if machine.described_by else found.gb_per_device * GIB
+    return int(size * (resolution.keys.kv.fraction or DEVICE_FRACTION))
+
+
+def _cpu_budget(plan: Plan) -> int | None:
+    keys = plan.resolution.keys
+    if not plan.machine.free_bytes and not keys.kv.bytes:
+        return None
+    return cpu_pool_bytes(
+        requested=keys.kv.bytes,
+        wanted=wanted_bytes(keys.scheduler, plan.shape, granularity=keys.kv.granularity, wanted_len=plan.max_len),
+        free_bytes=plan.machine.free_bytes - plan.facts.weight_bytes - keys.kv.host_bytes,
+    )
+
+
+def _device_budget(plan: Plan) -> int | None:
+    if plan.resolution.keys.kv.bytes:
+        return plan.resolution.keys.kv.bytes
+    return max(0, plan.memory_bytes - plan.fixed_bytes) if plan.memory_bytes else None
+
+
+def _judge(plan: Plan, budget: int) -> None:
+    keys, pool, memory = plan.resolution.keys, plan.pool, plan.memory_bytes
+    assert pool is not None
+    where = "a device" if not _on_cpu(plan.resolution) else "memory"
+    if memory and plan.fixed_bytes > memory:
+        plan.problems.append(
+            f"weights and buffers take {human_bytes(plan.fixed_bytes)} of {where}, the engine may take "
+            f"{human_bytes(memory)}: {human_bytes(plan.fixed_bytes - memory)} short before any KV cache"
+        )
+    elif memory and plan.fixed_bytes + budget > memory:
+        plan.problems.append(
+            f"weights and buffers ({human_bytes(plan.fixed_bytes)}) and KV cache ({human_bytes(budget)}) exceed the "
+            f"{human_bytes(memory)} of {where} that are free"
+        )
+    elif pool.holds < 1:
+        least = 2 * plan.shape.parent_bytes
+        plan.problems.append(
+            f"a KV cache of {human_bytes(budget)} does not hold one request ({len(plan.groups)} cache groups in blocks "
+            f"of {keys.kv.granularity} tokens, at least {human_bytes(least)}); raise --kv-cache-gb"
+        )
+    elif keys.scheduler.max_len and pool.parents < pool.per_request:
+        need = (pool.per_request + 1) * plan.shape.parent_bytes
         plan.problems.append(
             f"one request of {keys.scheduler.max_len} tokens needs {human_bytes(need)} of KV cache, it has "
-            f"{human_bytes(plan.pool_bytes)}: --max-model-len {longest} fits, or --kv-cache-gb {need / GIB:.3f}"
+            f"{human_bytes(budget)}: --max-model-len {pool.holds - keys.scheduler.overlap} fits, or "
+            f"--kv-cache-gb {ceil_gib(need)}"
         )
-    elif longest < granularity:
-        plan.problems.append(
-            f"a KV cache of {human_bytes(plan.pool_bytes)} does not hold one block of {granularity} tokens "
-            f"({human_bytes(granularity * plan.bytes_per_token)}); raise --kv-cache-gb"
-        )
-    elif longest < plan.max_len:
+    elif pool.parents < pool.per_request:
         plan.notes.append(
-            f"the KV cache holds {longest} tokens, less than the context of {plan.context}: no request may be longer"
+            f"the KV cache holds {pool.holds} tokens, less than the context of {plan.facts.context}: no request may be "
+            "longer"
         )
+
+
+def ceil_gib(count: int) -> str:
+    """GiB with three digits, rounded up: what is written is enough."""
+    return f"{-(-count * 1000 // GIB) / 1000:.3f}"
 
 
 def human_bytes(count: int) -> str:
@@ -141,74 +340,3 @@ def human_bytes(count: int) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
         value /= 1024
     return f"{value:.2f} GiB"
-
-
-def render_plan(plan: Plan) -> list[str]:
-    """The plan as lines of text: what runs, why this profile, what it needs, and every value with its source."""
-    resolution = plan.resolution
-    where = resolution.located.path if resolution.located.present else "not on this machine yet; fetched at the start"
-    if not resolution.located.present and resolution.located.path:
-        where = f"{where} to {resolution.located.path}"
-    lines = [
-        f"model     {resolution.name}, served as {resolution.served_name}",
-        f"machine   {plan.machine.summary}",
-    ]
-    if resolution.loaded is not None:
-        loaded = resolution.loaded
-        lines.append(
-            f"recipe    {loaded.path} ({loaded.content_hash}), profile {resolution.profile}: {resolution.status}"
-        )
-    lines += [
-        f"          {found.name} ({found.status}): {found.reason}" for found in resolution.candidates if found.reason
-    ]
-    lines.append(f"weights   {describe_weights(resolution.weights)}")
-    if where:
-        lines.append(f"          {where}")
-    lines.append(f"          {human_bytes(plan.weight_bytes) if plan.weight_bytes else 'size not known'}")
-    ranks = " a rank" if resolution.keys.parallel.tp > 1 else ""
-    lines += [
-        f"kv        {part.group_id} ({part.kind}): {part.bytes_per_token:,} B a token{ranks} in {plan.cache_type}"
-        for part in plan.groups
-    ]
-    if plan.pool_bytes:
-        pool = f"{human_bytes(plan.pool_bytes)}: {plan.pool_tokens:,} tokens"
-        lines.append(f"          pool {pool}; longest request {plan.max_len:,}")
-    else:
-        needed = human_bytes(plan.max_len * plan.bytes_per_token)
-        lines.append(f"          one request of {plan.max_len:,} tokens: {needed}{ranks}")
-    if resolution.keys.kv.host_bytes:
-        behind = f"host {human_bytes(resolution.keys.kv.host_bytes)}"
-        if resolution.keys.kv.storage_dir:
-            bound = resolution.keys.kv.storage_bytes
-            size = human_bytes(bound) if bound else "a tenth of its file system"
-            behind += f", behind it {resolution.keys.kv.storage_dir} ({size})"
-        lines.append(f"          {behind}")
-    if resolution.loaded is not None:
-        formats = {name: value for name, value in resolution.loaded.recipe.formats.model_dump().items() if value}
-        if formats:
-            said = ", ".join(f"{name} {value}" for name, value in formats.items())
-            lines.append(f"formats   {said} (recorded; this version parses neither tool calls nor reasoning)")
-    lines += [f"note      {note}" for note in plan.notes]
-    lines += [f"missing   {feature}" for feature in resolution.missing]
-    lines += [f"no fit    {problem}" for problem in plan.problems]
-    return lines
-
-
-def render_settings(resolution: Resolution) -> list[str]:
-    """Every key that something set, with its value and source; then those at their default, several to a line."""
-    values = settings(resolution.keys)
-    given = {key: value for key, value in values.items() if resolution.sources[key] != "default"}
-    width = max((len(key) for key in given), default=0)
-    lines = [f"  {key:<{width}}  {value!s:<12}  {resolution.sources[key]}" for key, value in given.items()]
-    rest = [f"{key}={value}" for key, value in values.items() if key not in given and value not in (None, "")]
-    return [*lines, *textwrap.wrap(", ".join(rest), 110, initial_indent="  defaults: ", subsequent_indent="    ")]
-
-
-def render_all_settings(resolution: Resolution) -> list[str]:
-    """Every key on a line of its own, with its value and where the value came from."""
-    values = settings(resolution.keys)
-    width = max(len(key) for key in values)
-    return [
-        f"  {key:<{width}}  {'-' if value in (None, '') else value!s:<12}  {resolution.sources[key]}"
-        for key, value in values.items()
-    ]

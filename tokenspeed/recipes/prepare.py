@@ -7,7 +7,7 @@ from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.flags import FLAGS
 from tokenspeed.recipes.machine import Machine, detect_machine
 from tokenspeed.recipes.overrides import flag_values
-from tokenspeed.recipes.plan import make_plan
+from tokenspeed.recipes.plan import PLANNED, Plan, make_plan
 from tokenspeed.recipes.resolve import Resolution, resolve
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.recipes.validation import nearest
@@ -20,13 +20,32 @@ def prepare(resolution: Resolution, machine: Machine, progress: Progress) -> Res
     Raises UnsupportedError, DoesNotFit, FetchError, or CheckpointError for weights that are here and cannot be read.
     """
     resolution.refuse_missing()
-    make_plan(resolution, machine).refuse_misfit()
+    plan = make_plan(resolution, machine)
+    plan.refuse_misfit()
     config = resolution.config(fetch(resolution.weights, progress))
     if not resolution.located.present:
         # What only the files can tell is checked once they are here.
-        resolution = resolution.located_again()
-        make_plan(resolution, machine).refuse_misfit()
-    return config
+        plan = make_plan(resolution.located_again(), machine)
+        plan.refuse_misfit()
+    return planned(config, plan)
+
+
+def planned(config: ResolvedConfig, plan: Plan) -> ResolvedConfig:
+    """The configuration with the plan's KV cache and terms: what is printed is what the engine takes."""
+    if plan.pool is None:
+        return config
+    predicted = {term.name: term.bytes for term in plan.terms if term.name != "processes"}
+    predicted["KV cache"] = plan.pool.bytes
+    if config.kv.bytes:
+        return config.model_copy(update={"predicted": predicted})
+    return config.model_copy(
+        update={
+            "kv": config.kv.model_copy(update={"bytes": plan.pool.bytes}),
+            "predicted": predicted,
+            "sources": {**config.sources, "kv.bytes": PLANNED},
+            "settings": {**config.settings, "kv.bytes": plan.pool.bytes},
+        }
+    )
 
 
 def resolve_model(target: str, settings: Mapping[str, Any], *, profile: str | None = None) -> ResolvedConfig:

@@ -7,7 +7,7 @@ from tokenspeed.recipes.catalogue import LoadedRecipe, find_recipe, load_recipe,
 from tokenspeed.recipes.document import Document, RecipeError, Value, merge, without_nulls
 from tokenspeed.recipes.features import family_of, missing_features
 from tokenspeed.recipes.machine import Machine
-from tokenspeed.recipes.resolved import ApiSettings, KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
+from tokenspeed.recipes.resolved import ApiSettings, KVConfig, LogConfig, ModelSource, ResolvedConfig, SchedulerSettings
 from tokenspeed.recipes.schema import HuggingFaceWeights, PathWeights, RandomWeights, RunKeys, Weights
 from tokenspeed.recipes.selection import SMOKE, Candidate, choose_profile, status_of
 from tokenspeed.recipes.validation import nearest, validate
@@ -102,11 +102,16 @@ class Resolution:
                 max_body_bytes=keys.api.max_body_bytes,
                 api_key_file=_existing_file(keys.api.api_key_file, "api.api_key_file"),
             ),
+            log=LogConfig(**{**keys.log.model_dump(), "file": _new_file(keys.log.file, "log.file")}),
             kernels=keys.kernels,
             enforce=keys.enforce,
             seed=keys.seed,
             drain_s=keys.drain_s,
             env=keys.env,
+            settings={
+                key: value if value is None or isinstance(value, int | float | str) else str(value)
+                for key, value in settings(keys).items()
+            },
             sources=self.sources,
         )
 
@@ -122,9 +127,9 @@ def resolve(
     if target.endswith((".yaml", ".yml")):
         if not Path(target).is_file():
             raise RecipeError(f"{target}: there is no such recipe file")
-        return _resolve_recipe(load_recipe(Path(target)), machine, profile, flags)
+        return resolve_loaded(load_recipe(Path(target)), machine, profile=profile, overrides=flags)
     if target in recipe_names() or not _looks_like_path(target):
-        return _resolve_recipe(load_recipe(_recipe_file(target)), machine, profile, flags)
+        return resolve_loaded(load_recipe(_recipe_file(target)), machine, profile=profile, overrides=flags)
     if profile is not None:
         raise RecipeError(f"{target} is a path: it has no profile {profile!r}; profiles belong to recipes")
     return _resolve_path(target, flags)
@@ -164,18 +169,21 @@ def _resolve_path(target: str, flags: Document) -> Resolution:
     )
 
 
-def _resolve_recipe(loaded: LoadedRecipe, machine: Machine, wanted: str | None, flags: Document) -> Resolution:
-    recipe = loaded.recipe
+def resolve_loaded(
+    loaded: LoadedRecipe, machine: Machine, *, profile: str | None = None, overrides: Document | None = None
+) -> Resolution:
+    """Resolves a recipe that was read already; raises what ``resolve`` raises."""
+    recipe, wanted, flags = loaded.recipe, profile, overrides or Document({})
     chosen, candidates = choose_profile(recipe, machine, wanted)
-    profile = recipe.profiles[chosen]
+    chosen_profile = recipe.profiles[chosen]
     defaults = loaded.document.part("defaults")
     own = _only(loaded.document.part("profiles", chosen), _RUN_KEYS)
     merged = without_nulls(merge(merge(defaults, own), flags))
     keys = validate(RunKeys, merged)
     _refuse_storage_alone(keys, merged)
-    weights = profile.weights or recipe.weights
-    family = family_of(recipe, profile)
-    missing = missing_features(family, weights, profile.when.vendor, keys)
+    weights = chosen_profile.weights or recipe.weights
+    family = family_of(recipe, chosen_profile)
+    missing = missing_features(family, weights, chosen_profile.when.vendor, keys)
     if keys.scheduler.max_len > recipe.context:
         place = merged.place(("scheduler", "max_len"))
         raise RecipeError(
@@ -185,7 +193,7 @@ def _resolve_recipe(loaded: LoadedRecipe, machine: Machine, wanted: str | None, 
         name=recipe.name,
         loaded=loaded,
         profile=chosen,
-        status="unsupported" if missing else status_of(recipe, profile),
+        status="unsupported" if missing else status_of(recipe, chosen_profile),
         weights=weights,
         located=locate(weights),
         keys=keys,

@@ -78,6 +78,16 @@ class ApiSettings(_Frozen):
     api_key_file: str = ""
 
 
+class LogConfig(_Frozen):
+    """The log; see docs/logs.md. ``file`` is an absolute path, "" for standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    file: str = ""
+    max_bytes: int = 64 << 20
+    files: int = 5
+
+
 class ResolvedConfig(_Frozen):
     """Everything, resolved.
 
@@ -93,6 +103,8 @@ class ResolvedConfig(_Frozen):
         seed: default seed source for requests that give none (0: from the operating system).
         drain_s: how long SIGTERM waits for open streams.
         env: environment for the engine process.
+        predicted: term of the memory plan to its bytes on a rank; empty where nothing was planned.
+        settings: every configuration key, dotted, with its value as it was written.
         sources: configuration key to where its value came from ("default", "recipe", "profile cpu", "--port").
     """
 
@@ -107,9 +119,12 @@ class ResolvedConfig(_Frozen):
     kv: KVConfig = KVConfig()
     scheduler: SchedulerSettings = SchedulerSettings()
     api: ApiSettings = ApiSettings()
+    log: LogConfig = LogConfig()
     kernels: dict[str, str] = {}
     enforce: Literal["latency", "throughput", "determinism", "portability"] = "latency"
     seed: int = 0
     drain_s: float = 30.0
     env: dict[str, str] = {}
+    settings: dict[str, str | int | float | bool | None] = {}
     sources: dict[str, str] = {}
+    predicted: dict[str, int] = {}

@@ -7,74 +7,22 @@ hardware. ``docs/recipes.md`` explains it for those who write one.
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
+
+from tokenspeed.recipes.dimensions import CacheGroup, CacheType, Dimensions
+from tokenspeed.recipes.schema_types import (
+    Bytes,
+    Count,
+    Name,
+    Positive,
+    RelativePath,
+    Revision,
+    Sha256,
+    Strict,
+)
 
 Vendor = Literal["cpu", "nvidia", "amd", "npu"]
 Status = Literal["verified", "functional", "untested", "unsupported"]
-CacheType = Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"]
-
-CACHE_TYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
-
-_SIZE_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*")
-
-
-def parse_size(value: object) -> object:
-    """Turns "512 MiB" into bytes; leaves numbers and everything else to the schema.
-
-    Raises ValueError for a text that is no size.
-    """
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
-    if match is None or match[2] not in _SIZE_UNITS:
-        raise ValueError(
-            f"{value!r} is no size; write bytes (1073741824) or a size with a unit ({', '.join(_SIZE_UNITS)})"
-        )
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
-
-
-def _hex(digits: int) -> "AfterValidator":
-    def check(value: str) -> str:
-        if not re.fullmatch(rf"[0-9a-f]{{{digits}}}", value):
-            raise ValueError(f"expected {digits} hexadecimal digits")
-        return value
-
-    return AfterValidator(check)
-
-
-def _relative(value: str) -> str:
-    if value.startswith("/") or ".." in value.split("/"):
-        raise ValueError("expected a path inside the package, without .. and without a leading /")
-    return value
-
-
-def _name(value: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", value):
-        raise ValueError("a name is lower-case letters, digits, dots, dashes and underscores (kimi-k2.5)")
-    return value
-
-
-Bytes = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
-Name = Annotated[str, AfterValidator(_name)]
-Positive = Annotated[int, Field(ge=1)]
-Sha256 = Annotated[str, _hex(64)]
-Revision = Annotated[str, _hex(40)]
-
-
-class Strict(BaseModel):
-    """Unknown keys are refused, text is never read as a number."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class PackageWeights(Strict):
@@ -84,7 +32,7 @@ class PackageWeights(Strict):
     package: str
     version: str
     wheel_sha256: Sha256
-    member: Annotated[str, AfterValidator(_relative)]
+    member: RelativePath
     member_sha256: Sha256
     bytes: Bytes = 0
     download_bytes: Bytes = 0
@@ -120,19 +68,6 @@ class RandomWeights(Strict):
 
 
 Weights = Annotated[PackageWeights | HuggingFaceWeights | PathWeights | RandomWeights, Field(discriminator="kind")]
-
-
-class CacheGroup(Strict):
-    """What one token leaves in the KV cache: ``layers`` times ``values_per_layer`` values.
-
-    ``replicated``: every tensor-parallel rank holds all of it (MLA's latent), else the ranks share it.
-    """
-
-    id: str
-    kind: Literal["full_history", "sliding_window"] = "full_history"
-    layers: Positive
-    values_per_layer: Positive
-    replicated: bool = False
 
 
 class When(Strict):
@@ -190,6 +125,7 @@ class Speculative(Strict):
     steps: Positive
     width: Positive = 1
     draft: str = ""
+    draft_bytes: Bytes = 0
     golden_length: Annotated[float, Field(ge=1)] | None = None
 
 
@@ -225,6 +161,16 @@ class Formats(Strict):
     thinking_switch: str = ""
 
 
+class Log(Strict):
+    """The log; ``file`` "" is standard error, ``files`` of ``max_bytes`` each are kept, the current one included."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    file: str = ""
+    max_bytes: Annotated[Bytes, Field(ge=1 << 16)] = 64 << 20
+    files: Annotated[int, Field(ge=1, le=100)] = 5
+
+
 class RunKeys(Strict):
     """What ``defaults`` and every profile may set, and flags and SET may override: one set of keys."""
 
@@ -234,6 +180,7 @@ class RunKeys(Strict):
     kv: KV = KV()
     scheduler: SchedulerKeys = SchedulerKeys()
     api: Api = Api()
+    log: Log = Log()
     speculative: Speculative | None = None
     role: Literal["fused", "prefill", "decode"] = "fused"
     kernels: dict[str, str] = {}
@@ -243,14 +190,25 @@ class RunKeys(Strict):
     env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], str] = {}
 
 
+class Accuracy(Strict):
+    """One measured accuracy beside the published one; below ``threshold`` a profile is not verified."""
+
+    value: float
+    baseline: float
+    threshold: float
+
+
 class Verified(Strict):
     """One run that shows a profile works: without it, no profile calls itself verified."""
 
-    date: str
+    date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     commit: Revision
     hardware: str
     workload: str
     results: dict[str, float | int | str]
+    image: str = ""
+    driver: str = ""
+    accuracy: dict[str, Accuracy] = {}
 
 
 class Profile(RunKeys):
@@ -284,6 +242,7 @@ class Recipe(Strict):
     context: Positive
     parameters: str = ""
     weights: Weights
+    dimensions: Dimensions | None = None
     cache_groups: Annotated[list[CacheGroup], Field(min_length=1)]
     formats: Formats = Formats()
     defaults: RunKeys = RunKeys()
@@ -302,7 +261,12 @@ class Recipe(Strict):
 
 
 class Hardware(Strict):
-    """One kind of machine, to plan for it from anywhere (``recipe plan NAME --hardware mi355x``)."""
+    """One kind of machine, to plan for it from anywhere (``recipe plan NAME --hardware mi355x``).
+
+    ``gb_per_device`` is the data sheet's figure; ``mib_per_device`` what the driver reports, where that is known (0:
+    the data sheet is believed, as 10^9 bytes a GB). ``context_mib`` is what the runtime takes of a device before
+    anything of ours is on it. ``host_gb`` is the memory of the host, 0 where machines differ.
+    """
 
     name: Name
     description: str
@@ -310,4 +274,13 @@ class Hardware(Strict):
     arch: str
     devices: Positive
     gb_per_device: Positive
+    mib_per_device: Count = 0
+    context_mib: Count = 0
+    host_gb: Count = 0
+    minimum_driver: str = ""
     source: str
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of one device as a program sees it."""
+        return self.mib_per_device << 20 if self.mib_per_device else self.gb_per_device * 10**9

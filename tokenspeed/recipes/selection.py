@@ -72,10 +72,10 @@ def _missing(recipe: Recipe, profile: Profile) -> list[str]:
 
 
 def _obstacle(recipe: Recipe, name: str, profile: Profile, machine: Machine) -> str:
-    mismatch = _mismatch(profile.when, machine)
+    wrong_machine = mismatch(profile.when, machine)
     missing = _missing(recipe, profile)
-    if mismatch:
-        return mismatch
+    if wrong_machine:
+        return wrong_machine
     if missing:
         return "unsupported: " + "; ".join(missing)
     if profile.status == "unsupported":
@@ -88,7 +88,8 @@ def _obstacle(recipe: Recipe, name: str, profile: Profile, machine: Machine) -> 
     return ""
 
 
-def _mismatch(when: When, machine: Machine) -> str:
+def mismatch(when: When, machine: Machine) -> str:
+    """Why the machine is not the one a profile is made for; "" where it is."""
     if when.vendor == "cpu":
         return ""
     wish = f"{when.min_devices} x {when.vendor}"
@@ -118,7 +119,7 @@ def _fits(when: When, found: Accelerator) -> bool:
 
 
 def _matches_device(profile: Profile, machine: Machine) -> bool:
-    return profile.when.vendor != "cpu" and not _mismatch(profile.when, machine)
+    return profile.when.vendor != "cpu" and not mismatch(profile.when, machine)
 
 
 def _rank(name: str, profile: Profile) -> int:

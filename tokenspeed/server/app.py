@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.frontend.async_llm import AsyncLLM
-from tokenspeed.server import chat, completions, models, probes, state, tokenize
+from tokenspeed.server import chat, completions, configuration, models, probes, state, tokenize
 from tokenspeed.server.body import ClientGone
 from tokenspeed.server.context import ServerContext
 from tokenspeed.server.errors import SERVER_ERROR, ApiError
@@ -66,6 +66,7 @@ def _add_routes(app: FastAPI) -> None:
         ("/metrics", probes.metrics),
         ("/v1/internal/state", state.state),
         ("/v1/internal/state/stream", state.state_stream),
+        ("/v1/internal/configuration", configuration.configuration),
     ]
     for path, endpoint in gets:
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)

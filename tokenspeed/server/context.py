@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.server.errors import ApiError
+from tokenspeed.telemetry import logs
 from tokenspeed.telemetry.metrics import Metrics
 
 _REQUEST_ID_CHARACTERS = 128
@@ -46,10 +47,13 @@ def context_of(request: Request) -> ServerContext:
 
 
 def request_id_of(request: Request) -> str:
-    """Returns the client's own X-Request-Id where it is short and printable, else a new one."""
+    """Returns the client's own X-Request-Id where it is short and printable, else a new one; log records of the
+    running task carry it from here on."""
     given = request.headers.get("x-request-id", "")
     usable = given.isascii() and given.isprintable() and 0 < len(given) <= _REQUEST_ID_CHARACTERS
-    return given if usable else uuid.uuid4().hex
+    request_id = given if usable else uuid.uuid4().hex
+    logs.request_id.set(request_id)
+    return request_id
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

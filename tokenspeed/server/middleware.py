@@ -2,6 +2,8 @@
 
 import hashlib
 import hmac
+import logging
+import time
 from pathlib import Path
 
 from starlette.requests import Request
@@ -10,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.server.errors import AUTHENTICATION, ApiError
 from tokenspeed.telemetry.metrics import Metrics
+
+logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/live", "/ready", "/progress"})
 """The probes need no key: those who probe have none, and the answers say nothing of requests."""
@@ -52,6 +56,7 @@ class ApiMiddleware:
             await self._app(scope, receive, send)
             return
         status = 500
+        started = time.perf_counter()
 
         async def counted(message: Message) -> None:
             nonlocal status
@@ -66,7 +71,9 @@ class ApiMiddleware:
                 await self._app(scope, receive, counted)
         finally:
             route = scope.get("route")
-            self._metrics.http_request(scope["method"], getattr(route, "path", "none"), status)
+            path = getattr(route, "path", "none")
+            self._metrics.http_request(scope["method"], path, status)
+            logger.debug("%s %s %d in %.1f ms", scope["method"], path, status, 1000 * (time.perf_counter() - started))
 
     def _has_key(self, scope: Scope) -> bool:
         given = Request(scope).headers.get("authorization", "")

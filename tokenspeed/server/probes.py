@@ -30,7 +30,11 @@ async def ready(request: Request) -> Response:
     if engine.ready:
         return json_response({"status": "ready", "model": llm.config.served_name})
     status = engine.status
-    progress = {} if status is None else {"done": status.done, "total": status.total, "detail": status.detail}
+    progress: dict[str, object] = {}
+    if status is not None:
+        progress = {"done": status.done, "total": status.total, "detail": status.detail}
+    if engine.crash_bundle:
+        progress["crash_bundle"] = engine.crash_bundle
     return _down(engine.phase, error=engine.last_error, **progress)
 
 

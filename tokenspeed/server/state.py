@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenspeed.frontend.engine_state import Facts
+from tokenspeed.messages import EngineFacts
 from tokenspeed.messages.snapshot import StateSnapshot
 from tokenspeed.server.context import ServerContext, context_of, json_response
 from tokenspeed.server.stream import EventSource, event
@@ -46,7 +46,7 @@ class StateBody(msgspec.Struct, kw_only=True):
     open_choices: int
     server_time: float
     age_s: float | None
-    facts: Facts
+    facts: EngineFacts
     snapshot: StateSnapshot | None
 
 

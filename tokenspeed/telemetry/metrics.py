@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tokenspeed.messages.snapshot import CounterSnapshot, StateSnapshot
+from tokenspeed.telemetry.logs import DROPS
 
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -62,6 +63,7 @@ METRIC_NAMES = (
     "tokenspeed_open_choices",
     "tokenspeed_engine_ready",
     "tokenspeed_engine_lost_total",
+    "tokenspeed_log_records_dropped_total",
     "tokenspeed_snapshot_age_seconds",
     "tokenspeed_requests_running",
     "tokenspeed_requests_waiting",
@@ -160,6 +162,7 @@ class _EngineCollector:
         lost = CounterMetricFamily("tokenspeed_engine_lost", "Engines that ended unasked")
         lost.add_metric([], reading.lost)
         yield lost
+        yield _dropped_records()
         if reading.snapshot is None:
             return
         yield _gauge("snapshot_age_seconds", "Age of the engine's last snapshot", reading.snapshot_age or 0.0)
@@ -171,6 +174,15 @@ class _EngineCollector:
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(f"tokenspeed_{name}", text, value=value)
+
+
+def _dropped_records() -> Metric:
+    dropped = CounterMetricFamily(
+        "tokenspeed_log_records_dropped", "Log records dropped because their reader was too slow", labels=["process"]
+    )
+    for process, count in ({"api": 0, "engine": 0} | DROPS.counts()).items():
+        dropped.add_metric([process], count)
+    return dropped
 
 
 def _requests(snapshot: StateSnapshot) -> Iterator[Metric]:

@@ -13,7 +13,7 @@ INTERVALS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 """The polling intervals that + and - step through, in seconds."""
 DEFAULT_INTERVAL = 0.5
 
-Shown = Literal["main", "help", "detail"]
+Shown = Literal["main", "help", "detail", "configuration"]
 
 
 class Controls(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +25,7 @@ class Controls(msgspec.Struct, frozen=True, kw_only=True):
         sort: the order of the requests table.
         selected: handle of the selected request; None selects the first row.
         shown: what fills the screen.
+        scroll: the first key of the configuration that is in view; 0 is the top.
         keys: (key, what it does), for the help.
         replaying: whether the observations come from a recording.
         ended: whether that recording is at its end.
@@ -35,6 +36,7 @@ class Controls(msgspec.Struct, frozen=True, kw_only=True):
     sort: SortKey = "age"
     selected: int | None = None
     shown: Shown = "main"
+    scroll: int = 0
     keys: tuple[tuple[str, str], ...] = ()
     replaying: bool = False
     ended: bool = False

@@ -31,6 +31,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         live, ready, progress: the three probes.
         state: the body of ``GET /v1/internal/state`` as it came; None where none came.
         error: why no state came; one line.
+        configuration: the body of ``GET /v1/internal/configuration`` as it came, where it was asked for and is not
+            what it was the last time; None where there is nothing new.
+        configuration_error: why the server gave none when it was asked; one line.
     """
 
     version: int
@@ -41,6 +44,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     progress: Probe = Probe()
     state: dict[str, Any] | None = None
     error: str = ""
+    configuration: dict[str, Any] | None = None
+    configuration_error: str = ""
 
 
 class Source(Protocol):
@@ -49,3 +54,6 @@ class Source(Protocol):
     def observations(self) -> AsyncIterator[Observation]:
         """Yields an observation each time one is asked for; a recording ends, a server does not. Never raises for a
         server that is away: that is an observation with ``error``."""
+
+    def watch_configuration(self, wanted: bool) -> None:
+        """Whether the observations from now on bring the configuration too; a recording brings what it has."""

@@ -30,20 +30,30 @@ async def look(
             brought no snapshot; None reads a recording to its end.
         recorder: gets each observation.
 
-    Returns the picture and the last observation (None where the source brought none).
+    Returns the picture and the last observation (None where the source brought none), which has the configuration as
+    it was last told.
     """
     picture, last = Picture(url=url), None
     given_up = time.monotonic() + LONGEST_WAIT_S
     async for observation in source.observations():
         if recorder is not None:
             recorder.write(observation)
-        picture, last = advance(picture, observation), observation
+        picture, last = advance(picture, observation), _with_configuration(observation, last)
         if pause is None:
             continue
         if not picture.samples or picture.error or len(picture.samples) > 1 or time.monotonic() + pause > given_up:
             break
         await asyncio.sleep(pause)
     return picture, last
+
+
+def _with_configuration(observation: Observation, last: Observation | None) -> Observation:
+    """The observation with the configuration of the last one where it brought nothing new."""
+    if last is None or observation.configuration is not None or observation.configuration_error:
+        return observation
+    return msgspec.structs.replace(
+        observation, configuration=last.configuration, configuration_error=last.configuration_error
+    )
 
 
 def print_screen(picture: Picture, observation: Observation, controls: Controls, output: TextIO) -> None:
@@ -60,7 +70,8 @@ def print_screen(picture: Picture, observation: Observation, controls: Controls,
 
 
 def as_json(picture: Picture, observation: Observation) -> str:
-    """The same knowledge as one JSON object; what is unknown is null. ``state`` is the server's answer as it came."""
+    """The same knowledge as one JSON object; what is unknown is null. ``state`` and ``configuration`` are
+    the server's answers as they came."""
     return msgspec.json.format(msgspec.json.encode(as_plain(picture, observation)), indent=2).decode()
 
 
@@ -98,4 +109,6 @@ def as_plain(picture: Picture, observation: Observation) -> dict[str, Any]:
             "largest": room.largest,
         },
         "state": observation.state,
+        "configuration": observation.configuration,
+        "configuration_error": picture.configuration_error or None,
     }

@@ -6,7 +6,7 @@ import msgspec
 
 from tokenspeed_tui.observation import Observation, Probe
 from tokenspeed_tui.rates import Headroom, Rates, compute_rates, headroom, restarted
-from tokenspeed_tui.view import ServerView, SnapshotView, clean, read_server
+from tokenspeed_tui.view import ConfigurationView, ServerView, SnapshotView, clean, read_configuration, read_server
 
 WINDOW_S = 2.0
 """Rates are taken over about so many seconds: long enough not to flicker, short enough to be "now"."""
@@ -35,6 +35,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
         rates: between the first and the last of the samples.
         trace: decode tokens per second between neighbouring snapshots, the oldest first.
         timelines: by handle, the states in which each live request was seen.
+        configuration: what the server runs with, as it last said it; None before it did.
+        configuration_error: why it does not say it; "" where it did, or was not asked.
     """
 
     url: str
@@ -49,6 +51,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     rates: Rates = Rates()
     trace: tuple[float, ...] = ()
     timelines: Mapping[int, tuple[Stay, ...]] = {}
+    configuration: ConfigurationView | None = None
+    configuration_error: str = ""
 
     @property
     def snapshot(self) -> SnapshotView | None:
@@ -85,6 +89,7 @@ def advance(picture: Picture, observation: Observation) -> Picture:
         progress=observation.progress,
         error=clean(observation.error),
     )
+    probed = _with_configuration(probed, observation)
     if observation.state is None:
         return probed
     server = read_server(observation.state)
@@ -92,6 +97,17 @@ def advance(picture: Picture, observation: Observation) -> Picture:
     if server.snapshot is None or server.snapshot.time is None:
         return msgspec.structs.replace(seen, samples=(), rates=Rates(), timelines={})
     return _with_snapshot(seen, server.snapshot, server.snapshot.time)
+
+
+def _with_configuration(picture: Picture, observation: Observation) -> Picture:
+    """The configuration that came replaces the last one; a server that gives none has none that could be shown."""
+    if observation.configuration is not None:
+        configuration = read_configuration(observation.configuration)
+        return msgspec.structs.replace(picture, configuration=configuration, configuration_error="")
+    if observation.configuration_error:
+        error = clean(observation.configuration_error)
+        return msgspec.structs.replace(picture, configuration=None, configuration_error=error)
+    return picture
 
 
 def _with_snapshot(picture: Picture, snapshot: SnapshotView, time: float) -> Picture:

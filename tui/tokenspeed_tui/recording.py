@@ -47,6 +47,9 @@ class ReplaySource:
         for observation in self._observations:
             yield observation
 
+    def watch_configuration(self, wanted: bool) -> None:
+        """Changes nothing: what was recorded is what there is."""
+
 
 def read_recording(path: Path) -> tuple[Observation, ...]:
     """Reads a whole recording; raises RecordingError where it cannot be read, is empty or of another version."""

@@ -8,6 +8,7 @@ from tokenspeed_tui.controls import SORT_KEYS, Controls
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
 from tokenspeed_tui.render.blocks import blocks_rows, render_blocks, room_words
+from tokenspeed_tui.render.configuration import last_scroll, render_configuration
 from tokenspeed_tui.render.header import notice_lines, render_header
 from tokenspeed_tui.render.requests import render_detail, render_requests
 from tokenspeed_tui.render.states import render_states_compact, render_states_tall
@@ -37,10 +38,19 @@ def render_screen(picture: Picture, controls: Controls, now: float, width: int, 
     elif controls.shown == "detail":
         lines = render_header(picture, controls, now, width)
         lines += render_detail(picture, controls, width, height - len(lines))
+    elif controls.shown == "configuration":
+        lines = render_header(picture, controls, now, width)
+        lines += render_configuration(picture, controls, now, width, height - len(lines))
     else:
         lines = _main(picture, controls, now, width, height, kind)
     lines = lines[:height] + [Text("", end="")] * (height - len(lines))
     return [t.cut(part, width) for part in lines]
+
+
+def scrolled(picture: Picture, controls: Controls, now: float, width: int, height: int, step: int) -> int:
+    """The configuration's scroll after ``step`` lines more; stays at either end of what there is."""
+    rows = height - len(render_header(picture, controls, now, width))
+    return min(max(controls.scroll + step, 0), last_scroll(picture, rows))
 
 
 def _main(picture: Picture, controls: Controls, now: float, width: int, height: int, kind: Size) -> list[Text]:

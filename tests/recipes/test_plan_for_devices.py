@@ -1,0 +1,167 @@
+"""Plans for machines that are not here: pinned worked examples, divisibility, and each known box."""
+
+import pytest
+
+from tokenspeed.recipes.boxes import nearest_boxes, render_boxes
+from tokenspeed.recipes.capacity import cache_shape
+from tokenspeed.recipes.catalogue import configs_directory, find_recipe, load_hardware, load_recipe
+from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, Experts, count_parameters
+from tokenspeed.recipes.divisibility import indivisible
+from tokenspeed.recipes.document import RecipeError
+from tokenspeed.recipes.machine import described_machine
+from tokenspeed.recipes.overrides import set_values
+from tokenspeed.recipes.plan import Plan, make_plan
+from tokenspeed.recipes.plan_text import render_plan
+from tokenspeed.recipes.resolve import resolve
+from tokenspeed.recipes.resolved import GIB
+from tokenspeed.recipes.schema import Parallel
+
+
+def plan(target: str, hardware: str, *assignments: str, profile: str | None = None) -> Plan:
+    machine = described_machine(load_hardware(hardware))
+    return make_plan(resolve(target, machine, profile=profile, overrides=set_values(list(assignments))), machine)
+
+
+def test_kimi_on_b200_is_the_published_arithmetic() -> None:
+    found = plan("kimi-k2.5", "b200")
+    assert found.resolution.profile == "b200-nvfp4"
+    # The latent is replicated: tensor parallelism does not make it smaller.
+    assert found.bytes_per_token == 35_136
+    assert plan("kimi-k2.5", "b200", "kv.dtype=bfloat16").bytes_per_token == 70_272
+    assert plan("kimi-k2.5", "b200", "parallel.tp=8 parallel.ep=8").bytes_per_token == 35_136
+    text = "\n".join(render_plan(found))
+    assert "35,136 B a token on each rank in float8_e4m3, whole on every rank" in text
+    assert "missing   model family kimi_k25" in text
+
+
+def test_half_of_gpt_oss_is_windowed() -> None:
+    found = plan("gpt-oss-120b", "h100", profile="h100-mxfp4")
+    full, sliding = found.groups
+    assert (full.bytes, sliding.bytes) == (18 * 1024 * 2, 18 * 1024 * 2)
+    # 2048 blocks and the overlap's for the layers that see everything; the 128 tokens of a window lie in at most three
+    # blocks, however long the request is.
+    assert found.pool is not None
+    assert found.pool.per_request == 2049 + 3
+    short = plan("gpt-oss-120b", "h100", "scheduler.max_len=65536", profile="h100-mxfp4")
+    assert short.pool is not None
+    assert short.pool.per_request == 1025 + 3
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("kimi-k2.5", 1.026e12), ("deepseek-v3.2", 671e9), ("gpt-oss-120b", 116.8e9), ("qwen3-8b", 8.19e9)],
+)
+def test_dimensions_amount_to_the_published_parameters(name: str, published: float) -> None:
+    dimensions = load_recipe(find_recipe(name)).recipe.dimensions
+    assert dimensions is not None
+    assert count_parameters(dimensions).total == pytest.approx(published, rel=0.004)
+
+
+def test_dense_checkpoints_are_counted_to_the_byte() -> None:
+    recipe = load_recipe(find_recipe("qwen3-8b")).recipe
+    assert recipe.dimensions is not None
+    assert 2 * count_parameters(recipe.dimensions).total == recipe.weights.bytes
+
+
+def test_experts_alone_are_small_in_kimis_checkpoint() -> None:
+    # 4 bits and a 16-bit scale for 32 weights; all else in 16 bits: the published size within a hundredth.
+    dimensions = load_recipe(find_recipe("kimi-k2.5")).recipe.dimensions
+    assert dimensions is not None
+    count = count_parameters(dimensions)
+    assert count.experts * 0.5625 + 2 * (count.sharded + count.replicated) == pytest.approx(595e9, rel=0.01)
+
+
+def test_ranks_hold_their_part_of_the_weights() -> None:
+    weights = {
+        tp: next(
+            term.bytes
+            for term in plan("kimi-k2.5", "h200", f"parallel.tp={tp}", profile="h200-int4").terms
+            if term.name == "weights"
+        )
+        for tp in (4, 8)
+    }
+    # What every rank holds whole (1.5 B weights in 16 bits: compressed projections, routers, the vision encoder) makes
+    # twice the ranks less than half the weights.
+    replicated = 2 * weights[8] - weights[4]
+    assert replicated == pytest.approx(3.04e9, rel=0.01)
+    assert weights[8] == pytest.approx((595e9 - replicated) / 8 + replicated, rel=0.001)
+
+
+def test_a_groups_own_type_does_not_follow_the_caches() -> None:
+    found = plan("deepseek-v3.2", "b200")
+    assert [(part.bytes, part.dtype) for part in found.groups] == [
+        (61 * 576 * 2, "bfloat16"),
+        (61 * 132, "float8_e4m3"),
+    ]
+    # Blocks of both sizes divide one parent.
+    assert [facts.children_per_parent for facts in found.shape.facts] == [11, 96]
+
+
+def test_a_state_is_one_block_a_request() -> None:
+    state = CacheGroup(id="state", kind="state", layers=3, values_per_layer=1000, checkpoint=256, dtype="float32")
+    full = CacheGroup(id="attention", layers=1, values_per_layer=375)
+    shape = cache_shape([full, state], "bfloat16", granularity=64)
+    assert [facts.bytes_per_block for facts in shape.facts] == [48_000, 12_000]
+    assert shape.parent_bytes == 48_000
+    assert [(facts.block_granularity, facts.checkpoint_granularity) for facts in shape.facts] == [(64, 0), (0, 256)]
+
+
+DENSE = Dimensions(layers=4, hidden=52 * 64, heads=52, kv_heads=4, head_dim=64, intermediate=1536, vocab=1000)
+SPARSE = DENSE.model_copy(update={"experts": Experts(layers=4, count=24, active=4, intermediate=1536)})
+
+
+@pytest.mark.parametrize(
+    ("model", "parallel", "message"),
+    [
+        (DENSE, Parallel(tp=3), "52 attention heads are not a multiple of 3; tp may be 1, 2, 4"),
+        (DENSE, Parallel(tp=8), "52 attention heads are not a multiple of 8"),
+        (DENSE, Parallel(tp=2, ep=2), "the model has no experts"),
+        (DENSE, Parallel(pp=5), "the model has 4 layers"),
+        (DENSE.model_copy(update={"heads": 60, "kv_heads": 6}), Parallel(tp=4), "6 key-value heads"),
+        (
+            DENSE.model_copy(update={"quantisation_block": 512}),
+            Parallel(tp=2),
+            "3 intermediate columns in blocks of 512",
+        ),
+        (
+            SPARSE,
+            Parallel(tp=4, dp=4, ep=16),
+            "24 experts are not a multiple of 16; ep may be 1, 2, 3, 4, 6, 8, 12, 24",
+        ),
+        (SPARSE, Parallel(tp=4, ep=8), "experts are divided among the ranks of one or of all replicas: 4"),
+    ],
+)
+def test_what_cannot_be_divided_is_named_with_what_can(model: Dimensions, parallel: Parallel, message: str) -> None:
+    assert any(message in problem for problem in indivisible(model, parallel))
+
+
+def test_what_can_be_divided_passes() -> None:
+    assert indivisible(DENSE, Parallel(tp=4)) == []
+    # Fewer KV heads than ranks are repeated.
+    assert indivisible(DENSE.model_copy(update={"kv_heads": 2}), Parallel(tp=4)) == []
+    assert indivisible(SPARSE, Parallel(tp=4, dp=2, ep=8)) == []
+
+
+def test_an_impossible_parallelism_names_the_place() -> None:
+    with pytest.raises(RecipeError, match=r"SET parallel\.tp: kimi-k2\.5: parallel\.tp is 6: 64 attention heads"):
+        plan("kimi-k2.5", "h200", "parallel.tp=6")
+
+
+def test_each_known_box_says_how_near_it_comes() -> None:
+    boxes = {box.hardware.name: box for box in nearest_boxes(load_recipe(find_recipe("kimi-k2.5")))}
+    assert set(boxes) == {
+        path.stem for path in (configs_directory() / "hardware").glob("*.yaml") if not path.stem.startswith("cpu")
+    }
+    assert boxes["mi355x"].verdict == "fits"
+    assert boxes["h100"].verdict == "short"
+    assert boxes["h100"].reason.endswith("short on each device")
+    assert boxes["rtx-4090"].reason == "needs 8 devices, it has 1"
+    lines = render_boxes(list(boxes.values()))
+    assert lines[0].lstrip().startswith("AMD Instinct MI355X")
+    assert any("NVIDIA H100" in line and "short on each device" in line for line in lines)
+
+
+def test_the_drivers_figure_wins_over_the_data_sheets() -> None:
+    assert plan("qwen3-8b", "h100", profile="rtx-4090").memory_bytes == int(0.92 * (81_559 << 20))
+    assert load_hardware("mi355x").device_bytes == 288 * 10**9
+    assert load_hardware("h100").device_bytes == 81_559 << 20 > 79 * GIB

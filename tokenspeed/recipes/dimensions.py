@@ -1,0 +1,201 @@
+"""A model's dimensions as a plan needs them: what is cached, what is computed, what must be divisible.
+
+They come from a checkpoint's own config where it is on this machine, and from the recipe where it is not.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import model_validator
+
+from tokenspeed.recipes.model_config import ModelConfig
+from tokenspeed.recipes.schema_types import Count, Positive, Strict
+
+CacheType = Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"]
+
+CACHE_TYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
+
+
+class CacheGroup(Strict):
+    """Layers that cache alike.
+
+    One token leaves ``layers`` times ``values_per_layer`` values in a history group; a state group keeps so many for
+    a whole request. ``replicated``: every tensor-parallel rank holds all of it (MLA's latent), else the ranks share
+    it. ``dtype`` is the group's own type where it does not follow kv.dtype.
+    """
+
+    id: str
+    kind: Literal["full_history", "sliding_window", "state"] = "full_history"
+    layers: Positive
+    values_per_layer: Positive
+    replicated: bool = False
+    window: Count = 0
+    checkpoint: Count = 0
+    dtype: CacheType = "auto"
+
+    @model_validator(mode="after")
+    def _kind_has_its_own_keys(self) -> "CacheGroup":
+        for key, kind in (("window", "sliding_window"), ("checkpoint", "state")):
+            if bool(getattr(self, key)) != (self.kind == kind):
+                raise ValueError(f"cache group {self.id}: {key} (in tokens) belongs to kind {kind}, and only there")
+        return self
+
+
+class LatentAttention(Strict):
+    """Multi-head latent attention (DeepSeek-V2): ranks of the compressed query and cache, and widths of a head."""
+
+    query_rank: Positive
+    latent: Positive
+    rotary: Positive
+    plain: Positive
+    value: Positive
+
+
+class SparseIndex(Strict):
+    """The indexer of sparse attention (DeepSeek-V3.2): heads and their width."""
+
+    heads: Positive
+    width: Positive
+
+
+class Experts(Strict):
+    """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token."""
+
+    layers: Positive
+    count: Positive
+    active: Positive
+    shared: Count = 0
+    intermediate: Positive
+
+
+class Vision(Strict):
+    """A vision encoder; every rank holds it whole unless its heads are ``sharded`` too."""
+
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    intermediate: Positive
+    parameters: Positive
+    patches: Positive
+    sharded: bool = False
+
+
+class Dimensions(Strict):
+    """A decoder's dimensions.
+
+    ``intermediate`` is that of the dense layers (0: there are none), ``quantisation_block`` the columns that share a
+    scale: a rank's part of a quantised matrix must hold whole ones.
+    """
+
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    intermediate: Count
+    vocab: Positive
+    tied: bool = False
+    head_norms: bool = False
+    biases: bool = False
+    latent: LatentAttention | None = None
+    index: SparseIndex | None = None
+    experts: Experts | None = None
+    vision: Vision | None = None
+    quantisation_block: Positive = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Counts of weights by how ranks share them.
+
+    Attributes:
+        sharded: divided by tensor parallelism: projections of heads, dense MLPs, embedding and head.
+        replicated: whole on every rank: norms, routers, compressed projections, the vision encoder.
+        experts: divided by expert (or else tensor) parallelism.
+    """
+
+    sharded: int
+    replicated: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        """Of the whole model."""
+        return self.sharded + self.replicated + self.experts
+
+
+def dimensions_of(config: ModelConfig) -> Dimensions:
+    """The dimensions of a checkpoint that is here."""
+    return Dimensions(
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        tied=config.tie_word_embeddings,
+        head_norms=config.qk_norm,
+        biases=config.attention_bias,
+    )
+
+
+def groups_of(config: ModelConfig) -> list[CacheGroup]:
+    """The cache groups of a dense decoder: keys and values, of all tokens or of those in the window."""
+    values = 2 * config.num_kv_heads * config.head_dim
+    sliding = len(config.sliding_layers)
+    groups = []
+    if config.num_layers > sliding:
+        groups.append(CacheGroup(id="attention", layers=config.num_layers - sliding, values_per_layer=values))
+    if sliding:
+        groups.append(
+            CacheGroup(
+                id="sliding_attention",
+                kind="sliding_window",
+                layers=sliding,
+                values_per_layer=values,
+                window=config.sliding_window,
+            )
+        )
+    return groups
+
+
+def count_parameters(model: Dimensions) -> Parameters:
+    """Counts the weights that the dimensions imply."""
+    sharded, replicated = _attention(model)
+    experts = model.experts
+    dense_layers = model.layers - (experts.layers if experts else 0)
+    sharded += dense_layers * 3 * model.hidden * model.intermediate
+    sharded += (1 if model.tied else 2) * model.vocab * model.hidden
+    replicated += (2 * model.layers + 1) * model.hidden
+    expert_count = 0
+    if experts is not None:
+        each = 3 * model.hidden * experts.intermediate
+        expert_count = experts.layers * experts.count * each
+        sharded += experts.layers * experts.shared * each
+        replicated += experts.layers * experts.count * model.hidden
+    if model.vision is not None:
+        encoder = model.vision.parameters
+        sharded, replicated = (
+            (sharded + encoder, replicated) if model.vision.sharded else (sharded, replicated + encoder)
+        )
+    return Parameters(sharded=sharded, replicated=replicated, experts=expert_count)
+
+
+def _attention(model: Dimensions) -> tuple[int, int]:
+    """(sharded, replicated) weights of the attention of all layers."""
+    if model.latent is None:
+        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+        sharded = 2 * model.hidden * (queries + keys)
+        if model.biases:
+            sharded += queries + 2 * keys
+        norms = 2 * model.head_dim if model.head_norms else 0
+        return model.layers * sharded, model.layers * norms
+    latent = model.latent
+    sharded = latent.query_rank * model.heads * (latent.plain + latent.rotary)
+    sharded += latent.latent * model.heads * (latent.plain + latent.value) + model.heads * latent.value * model.hidden
+    replicated = model.hidden * (latent.query_rank + latent.latent + latent.rotary) + latent.query_rank + latent.latent
+    if model.index is not None:
+        index = model.index
+        replicated += latent.query_rank * index.heads * index.width + model.hidden * (index.width + index.heads)
+    return model.layers * sharded, model.layers * replicated
