@@ -61,7 +61,7 @@ def _attempt(loaded: LoadedRecipe, hardware: Hardware, machine: Machine, name: s
     except RecipeError as error:
         return Box(hardware=hardware, verdict="short", profile=name, reason=error.problems[0])
     obstacle = _obstacle(plan, profile, machine, hardware)
-    requests = plan.pool.requests if plan.pool is not None else 0
+    requests = plan.pool.requests * profile.parallel.dp if plan.pool is not None else 0
     return Box(
         hardware=hardware,
         verdict="short" if obstacle else "fits",

@@ -37,11 +37,12 @@ def render_memory(plan: Plan) -> list[str]:
 
 
 def _room(plan: Plan) -> str:
-    pool = plan.pool
+    pool, replicas = plan.pool, plan.resolution.keys.parallel.dp
     assert pool is not None
+    each = f" on each of {replicas} replicas" if replicas > 1 else ""
     if pool.requests:
         requests = f"room for {pool.requests:,} request{'s' if pool.requests > 1 else ''} of {pool.wanted_len:,} tokens"
-        return f"{requests}; alone one may have {pool.holds:,}"
+        return f"{requests}{each}; alone one may have {pool.holds:,}"
     return f"no request of {pool.wanted_len:,} tokens fits; the longest has {pool.holds:,}"
 
 
