@@ -62,6 +62,16 @@ def test_an_impossible_division_ends_with_2_and_the_place(environment: dict[str,
     assert "SET parallel.tp: kimi-k2.5: parallel.tp is 3: 64 attention heads are not a multiple of 3" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["plan", "explain", "diff"])
+def test_secrets_among_the_variables_are_blanked(command: str, environment: dict[str, str]) -> None:
+    secret = "sesame-0123456789"
+    arguments = ["recipe", command, "smollm2-135m", "--profile", "smoke", "--set", f"env.GITHUB_TOKEN={secret}"]
+    done = tokenspeed(*arguments, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert secret not in done.stdout
+    assert "env.GITHUB_TOKEN" in done.stdout
+
+
 def test_the_schema_is_json(environment: dict[str, str]) -> None:
     done = tokenspeed("recipe", "schema", environment=environment)
     assert json.loads(done.stdout)["title"] == "A TokenSpeed recipe"

@@ -127,6 +127,10 @@ def test_a_command_line_can_be_given_to_a_shell(
         (["smollm2-135m", "--as", "compose", "--hardware", "cpu", "--port", "0"], "--port 8000"),
         (["smollm2-135m", "--as", "compose", "--hardware", "cqu"], 'did you mean "cpu"'),
         (["smollm2-135m", "--as", "compose", "--hardware", "cpu", "-o", "/nowhere/x.yaml"], "name another with -o"),
+        (
+            ["smollm2-135m", "--as", "compose", "--hardware", "cpu", "--set", "env.HF_TOKEN=hf_0123"],
+            "give it as a file",
+        ),
     ],
 )
 def test_mistakes_have_their_mend(

@@ -15,6 +15,7 @@ from tokenspeed.recipes.plan import PLANNED, Plan, human_bytes, make_plan
 from tokenspeed.recipes.plan_text import render_all_settings, render_plan, render_settings
 from tokenspeed.recipes.resolve import Resolution, resolve_loaded, settings
 from tokenspeed.recipes.selection import DoesNotFit
+from tokenspeed.telemetry.redaction import Redactor, known_secrets, secret_values
 
 
 def list_recipes(*, fits: bool, hardware: str | None) -> int:
@@ -91,7 +92,7 @@ def plan_target(
         return _solve(resolution, machine, solve_for)
     plan = make_plan(resolution, machine)
     shout(*resolution.warnings)
-    say(*render_plan(plan), "settings", *render_settings(resolution))
+    _say_redacted(resolution, *render_plan(plan), "settings", *render_settings(resolution))
     seen = None if hardware else last_observation(resolution.name, resolution.profile)
     if seen is not None:
         say(f"last start of this profile, {seen.when}", *render_observation(seen))
@@ -115,7 +116,7 @@ def explain_target(
     """Prints every key with its value and source."""
     resolution = resolve_target(target, profile, assignments, flags, machine_of(hardware))
     shout(*resolution.warnings)
-    say(*render_all_settings(resolution))
+    _say_redacted(resolution, *render_all_settings(resolution))
     return 0
 
 
@@ -153,9 +154,15 @@ def diff_targets(
         # What the plan filled in is its answer, not a setting: the terms of memory show it.
         filled_in = {key: (now[key], "") for key, (_, source) in was.items() if source == PLANNED and not now[key]}
         before = Side(name=f"{old} as it started on {seen.when}", settings={**was, **filled_in}, terms=seen.predicted)
-    say(*render_difference(before, side_of(edited, f"{new or old}{' with what was set' if changed else ''}")))
+    after = side_of(edited, f"{new or old}{' with what was set' if changed else ''}")
+    _say_redacted(edited.resolution, *render_difference(before, after))
     edited.refuse_misfit()
     return 0
+
+
+def _say_redacted(resolution: Resolution, *lines: str) -> None:
+    """Prints what is often pasted into a report: secrets among the variables are blanked."""
+    say(*map(Redactor(known_secrets() | secret_values(resolution.keys.env)), lines))
 
 
 def _plan_of(target: str, profile: str | None, machine: Machine) -> Plan:

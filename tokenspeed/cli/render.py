@@ -19,6 +19,7 @@ from tokenspeed.recipes.render.build import deployment_of
 from tokenspeed.recipes.render.compose import compose_file
 from tokenspeed.recipes.render.kubernetes import Workload, manifests
 from tokenspeed.recipes.resolve import Resolution, resolve
+from tokenspeed.telemetry.redaction import is_secret_name
 
 Form = Literal["container", "compose", "kubernetes"]
 
@@ -45,6 +46,7 @@ def render_recipe(
         assignments = [*assignments, f"parallel.nodes={nodes}"]
     overrides = merge(set_values(assignments), flag_values(flags))
     resolution = resolve(target, machine, profile=profile, overrides=overrides)
+    _refuse_secrets(resolution)
     plan = make_plan(resolution, machine)
     shout(*resolution.warnings, *_doubts(resolution, plan))
     if form == "container":
@@ -59,6 +61,17 @@ def render_recipe(
         _write(Path(output), text)
         say(f"wrote {output}; its first lines say how to start it")
     return 0
+
+
+def _refuse_secrets(resolution: Resolution) -> None:
+    """What is rendered is kept, sent and committed, so it holds no secret. Raises RecipeError."""
+    named = [name for name, value in resolution.keys.env.items() if value and is_secret_name(name)]
+    if named:
+        place = resolution.sources[f"env.{named[0]}"]
+        raise RecipeError(
+            f"{place}: env.{named[0]} looks like a secret, and a rendered file would hold its value; take it away and "
+            "give it as a file: the hub's token and the API key are read from /run/secrets (docs/deploying.md)"
+        )
 
 
 def _doubts(resolution: Resolution, plan: Plan) -> list[str]:
