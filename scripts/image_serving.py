@@ -37,15 +37,15 @@ for line in urllib.request.urlopen(request, timeout=120):
 
 
 def check_serving(image: str, work: Path, say: Callable[[str], None]) -> None:
-    """Serves twice, once as the image's own user and once as one that nobody knows; raises ImageTestError."""
+    """Serves twice over one cache, as the image's own user and as one that nobody knows; raises ImageTestError."""
     weights = find_weights(work)
     profile: list[str] = []
     model = MODEL
     if weights is None:
         say(f"the weights of {MODEL} are not here and cannot be downloaded: the smoke profile is served in their place")
         profile, model = ["--profile", "smoke"], f"{MODEL}-smoke"
+    cache = make_cache(work / "cache", weights)
     for user, unset_home in (("10001:0", False), (UNKNOWN_USER, True)):
-        cache = make_cache(work / f"cache-{user.partition(':')[0]}", weights)
         options = [f"--user={user}", f"--volume={cache}:/cache"]
         with serving(image, [MODEL, *profile], options=options, unset_home=unset_home) as server:
             seconds = server.wait_ready()
@@ -59,6 +59,14 @@ def check_serving(image: str, work: Path, say: Callable[[str], None]) -> None:
             how = check_drain(server, model)
             said = f", said {answer.splitlines()[0][:60]!r}" if weights is not None else ""
             say(f"user {user}{' without HOME' if unset_home else ''}: ready in {seconds:.1f} s, healthy{said}; {how}")
+        _refuse_closed_folders(cache, user)
+
+
+def _refuse_closed_folders(cache: Path, user: str) -> None:
+    """The next user of the volume must be able to write wherever this one did."""
+    closed = [path for path in cache.rglob("*") if path.is_dir() and path.stat().st_mode & 0o070 != 0o070]
+    if closed:
+        raise ImageTestError(f"user {user} left folders in the cache that another cannot write to: {closed[:5]}")
 
 
 def check_drain(server: Server, model: str) -> str:

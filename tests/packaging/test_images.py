@@ -54,6 +54,7 @@ def test_the_final_stage_runs_as_a_user_that_group_0_stands_in_for(vendor: str) 
     environment = dict(re.findall(r"(\w+)=(\S+)", values(stage, "ENV")[0]))
     for name in CACHES:
         assert environment[name] == "/cache" or environment[name].startswith("/cache/"), name
+    assert environment["TOKENSPEED_UMASK"] == "002"
     assert environment["PIP_CONSTRAINT"] == "/opt/tokenspeed/constraints.txt"
 
 

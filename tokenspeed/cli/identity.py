@@ -5,6 +5,16 @@ import pwd
 import tempfile
 from pathlib import Path
 
+UMASK_VARIABLE = "TOKENSPEED_UMASK"
+"""Octal, as the shell's umask. The images say 002, so that what one uid puts into a cache volume another may change."""
+
+
+def settle_umask() -> None:
+    """Applies TOKENSPEED_UMASK where it is set and is one; what it is not is left to the system."""
+    text = os.environ.get(UMASK_VARIABLE, "")
+    if text and len(text) <= 4 and set(text) <= set("01234567"):
+        os.umask(int(text, 8))
+
 
 def settle_home() -> None:
     """Sets HOME and USER where nothing says them: a folder of this user's own in the temporary one, and the uid.

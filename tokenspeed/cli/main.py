@@ -366,9 +366,10 @@ def recipe_render(
 
 def main() -> None:
     """The entry point; ends the process with its exit code. An operator's mistake is a message, never a traceback."""
-    from tokenspeed.cli.identity import settle_home
+    from tokenspeed.cli.identity import settle_home, settle_umask
 
     settle_home()
+    settle_umask()
     try:
         app()
     except KeyboardInterrupt:
