@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tokenspeed_kernel.plugins.loading import loaded_registry
 from tokenspeed_kernel.records import read_records, write_records
 
 INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512_bf16")
@@ -20,16 +21,20 @@ RECORDS = Path(__file__).parent.parent / "kernel-backends/cpu/tokenspeed_kernel_
 
 def main() -> int:
     """Returns 0 where every kernel is right on every instruction set; only then the file is written."""
+    names = [
+        kernel.spec.name for kernel in loaded_registry().kernels() if kernel.spec.solution.startswith("cpu_native")
+    ]
+    chosen = [part for kernel in names for part in ("--kernel", kernel)]
     records = []
     with tempfile.TemporaryDirectory() as folder:
         for name in INSTRUCTION_SETS:
             path = Path(folder) / f"{name}.json"
-            command = [sys.executable, "-m", "tokenspeed_kernel.numerics", "--write", str(path)]
+            command = [sys.executable, "-m", "tokenspeed_kernel.numerics", *chosen, "--write", str(path)]
             ended = subprocess.run(command, env={**os.environ, "TOKENSPEED_KERNEL_CPU_ISA": name}, check=False)
             if ended.returncode != 0:
                 print(f"not written: a kernel is wrong on {name}", file=sys.stderr)
                 return 1
-            records += [record for record in read_records(path) if record.kernel.startswith("cpu_")]
+            records += read_records(path)
     write_records(RECORDS, records)
     print(f"{len(records)} records in {RECORDS}")
     return 0

@@ -20,7 +20,7 @@ SPECS = DeviceSpecs(
     groups=(), prefix_granularity=4, num_parents=4, kv_tokens=0, arena_bytes=0, host_parents=4, host_bytes=0,
     storage=True, weight_bytes=0, workspace_bytes=0, untouched_bytes=0, vocab_size=9, max_model_len=99,
     max_num_seqs=2, device="test",
-    kernels={},
+    kernels={}, kernel_doubts={},
 )  # fmt: skip
 TIMINGS = StepTimings(queued=0.0, prepare=0.0, forward=0.0, sample=0.0)
 

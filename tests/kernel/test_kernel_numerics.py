@@ -26,10 +26,15 @@ REFERENCES = sorted(k.spec.name for k in global_registry().kernels() if k.spec.b
 @pytest.mark.parametrize("name", REFERENCES)
 def test_every_reference_keeps_the_bounds(name):
     registry = global_registry()
+    spec = registry.kernel(name).spec
     report = verify_kernel(registry.kernel(name), registry)
+    cases = [case for signature in spec.signatures for case in cases_for(spec.operation, signature, 0)]
+    rounding = [
+        case for case in cases if case.traits.get("activations", "float32") != "float32"
+    ]  # a reference does not
     assert report.failures == []
     assert report.cases > 0
-    assert report.unfit == 0
+    assert report.unfit == len(rounding)
     assert report.error <= 1.0
 
 

@@ -95,3 +95,13 @@ def test_a_recipe_that_names_no_operation_is_refused(recipe):
 
 def test_the_environment_name_is_upper_case():
     assert environment_name("attention", "gqa_prologue") == "TOKENSPEED_KERNEL_OVERRIDE_ATTENTION_GQA_PROLOGUE"
+
+
+def test_a_variable_that_names_no_operation_is_an_error_not_silence(registry, choose, monkeypatch):
+    monkeypatch.setenv(VARIABLE.replace("COPY", "CPOY"), "plain_a")
+    assert choose().spec.name == "best_copy"  # another registry than the process's: not its environment
+    with (
+        use_registry(registry),
+        pytest.raises(OverrideError, match=r"environment \S+_TOY_CPOY overrides no operation; .* \['toy.copy'\]"),
+    ):
+        select("toy", "copy", SIGNATURE, {"width": 64})

@@ -108,7 +108,7 @@ def test_verified_numerics_come_before_everything_but_the_reference_stays_last(r
         toy_spec("fast", band=Band.SPECIALISED),
     )
     oracle = oracle_with(record("portable", platform))
-    oracle.measurements[MeasurementKey(platform.key, "fast", "1", SIGNATURE, "decode")] = 1e-6
+    oracle.measurements[MeasurementKey(platform.key, "fast", "1", str(SIGNATURE), "decode sunk=False width=64")] = 1e-6
     selection = chosen(registry, platform, oracle)
     assert [c.spec.name for c in selection.ranked] == ["portable", "fast", "reference_toy"]
     assert "verified, error 0.10 of bound" in selection.explain()
@@ -138,8 +138,12 @@ def test_a_measurement_comes_before_an_estimate_then_the_faster(registry, toy_sp
     filled(registry, toy_spec("estimated", band=Band.PLUGIN), toy_spec("slow"), toy_spec("quick"))
     oracle = SelectionOracle()
     for name, decode, prefill in (("slow", 2e-6, 1e-6), ("quick", 1e-6, 3e-6)):
-        oracle.measurements[MeasurementKey(platform.key, name, "1", SIGNATURE, "decode")] = decode
-        oracle.measurements[MeasurementKey(platform.key, name, "1", SIGNATURE, "prefill")] = prefill
+        oracle.measurements[MeasurementKey(platform.key, name, "1", str(SIGNATURE), "decode sunk=False width=64")] = (
+            decode
+        )
+        oracle.measurements[MeasurementKey(platform.key, name, "1", str(SIGNATURE), "prefill sunk=False width=64")] = (
+            prefill
+        )
     assert [c.spec.name for c in chosen(registry, platform, oracle).ranked] == ["quick", "slow", "estimated"]
     by_throughput = chosen(registry, platform, oracle, objective="throughput")
     assert [c.spec.name for c in by_throughput.ranked] == ["slow", "quick", "estimated"]

@@ -6,9 +6,20 @@ import pytest
 import torch
 
 import tokenspeed_kernel_cpu
+from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
 from tokenspeed_kernel.quantized import QuantizedTensor
 
-BLOCK_BYTES = {"gguf_q4_0": 18, "gguf_q4_1": 20, "gguf_q8_0": 34}
+# Where a block's scale and, if it has one, its minimum lie; and what the minimum is, in scales.
+SCALES = {
+    "gguf_q4_0": (0, None),
+    "gguf_q4_1": (0, 2),
+    "gguf_q8_0": (0, None),
+    "gguf_q2_k": (80, 82),
+    "gguf_q3_k": (108, None),
+    "gguf_q4_k": (0, 2),
+    "gguf_q5_k": (0, 2),
+    "gguf_q6_k": (208, None),
+}
 
 
 @pytest.fixture(params=tokenspeed_kernel_cpu.available_instruction_sets())
@@ -27,11 +38,14 @@ def _random_weight(name: str, rows: int, columns: int) -> QuantizedTensor:
     shape = (rows, columns)
     if name not in BLOCK_BYTES:
         return QuantizedTensor.from_dense(torch.randn(shape).to(getattr(torch, name)), f"random {name}")
-    blocks = torch.randint(0, 256, (rows, columns // 32, BLOCK_BYTES[name]), dtype=torch.uint8)
-    scales = torch.randn(rows, columns // 32, 1).mul(0.02).half()
-    blocks[..., 0:2] = scales.view(torch.uint8)
-    if name == "gguf_q4_1":
-        blocks[..., 2:4] = scales.float().mul(-7.5).half().view(torch.uint8)
+    count = columns // BLOCK_ELEMENTS[name]
+    blocks = torch.randint(0, 256, (rows, count, BLOCK_BYTES[name]), dtype=torch.uint8)
+    of_scale, of_minimum = SCALES[name]
+    scales = torch.randn(rows, count, 1).mul(0.02 if BLOCK_ELEMENTS[name] == 32 else 0.001).half()
+    blocks[..., of_scale : of_scale + 2] = scales.view(torch.uint8)
+    if of_minimum is not None:
+        factor = -7.5 if BLOCK_ELEMENTS[name] == 32 else 2.5
+        blocks[..., of_minimum : of_minimum + 2] = scales.float().mul(factor).half().view(torch.uint8)
     return QuantizedTensor(name, shape, {"blocks": blocks.view(rows, -1)}, f"random {name}")
 
 

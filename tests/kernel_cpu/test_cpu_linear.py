@@ -13,7 +13,9 @@ MakeWeight = Callable[[str, int, int], QuantizedTensor]
 
 DENSE = ("float32", "bfloat16", "float16")
 BLOCKED = ("gguf_q4_0", "gguf_q4_1", "gguf_q8_0")
+GROUPED = ("gguf_q2_k", "gguf_q3_k", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
 CASES = [(f, n, k) for f in DENSE + BLOCKED for n, k in ((1, 32), (37, 96), (192, 576))]
+CASES += [(f, n, k) for f in GROUPED for n, k in ((1, 256), (39, 768))]
 CASES += [(f, n, k) for f in DENSE for n, k in ((5, 7), (33, 45), (3, 1))]
 
 
@@ -64,25 +66,30 @@ def test_not_a_number_stays_in_its_row(instruction_set: str, random_weight: Make
     assert out.isnan().all(dim=1).tolist() == [row == 4 for row in range(9)]
 
 
-def test_weight_views_and_unaligned_addresses(instruction_set: str, random_weight: MakeWeight) -> None:
-    weight = random_weight("gguf_q4_0", 50, 64)
+@pytest.mark.parametrize("weight_format", ["gguf_q4_0", "gguf_q6_k"])
+def test_weight_views_and_unaligned_addresses(
+    instruction_set: str, random_weight: MakeWeight, weight_format: str
+) -> None:
+    columns = 64 if weight_format == "gguf_q4_0" else 256
+    weight = random_weight(weight_format, 50, columns)
     shifted = torch.empty(weight.plane.numel() + 1, dtype=torch.uint8)[1:].view_as(weight.plane)
     shifted.copy_(weight.plane)
     odd = QuantizedTensor(weight.format, weight.shape, {"blocks": shifted}, "odd address")
-    x = torch.randn(5, 64)
+    x = torch.randn(5, columns)
     whole = _multiply(bind_linear(weight, None).fn, x, 50)
     assert torch.equal(_multiply(bind_linear(odd, None).fn, x, 50), whole)
     assert torch.equal(_multiply(bind_linear(weight.rows(7, 20), None).fn, x, 13), whole[:, 7:20])
 
 
-@pytest.mark.parametrize("weight_format", DENSE + BLOCKED)
+@pytest.mark.parametrize("weight_format", DENSE + BLOCKED + GROUPED)
 def test_lookup_rounds_nothing(instruction_set: str, random_weight: MakeWeight, weight_format: str) -> None:
-    weight = random_weight(weight_format, 29, 96)
+    columns = 512 if weight_format in GROUPED else 96
+    weight = random_weight(weight_format, 29, columns)
     bound = bind_embedding(weight)
     assert bound.spec.name == "cpu_embedding_lookup"
     for tokens in (0, 1, 17, 300):
         ids = torch.randint(0, 29, (tokens,), dtype=torch.int32)
-        out = torch.full((tokens, 96), torch.nan)
+        out = torch.full((tokens, columns), torch.nan)
         bound.fn(ids, out)
         assert torch.equal(out, weight.dequantize()[ids.long()])
 

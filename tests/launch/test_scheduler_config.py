@@ -21,6 +21,7 @@ def specs(**changes: Any) -> DeviceSpecs:
         "groups": GROUPS, "prefix_granularity": 16, "num_parents": 50, "kv_tokens": 0, "arena_bytes": 0,
         "host_parents": 0, "host_bytes": 0, "storage": False, "weight_bytes": 0, "workspace_bytes": 0,
         "untouched_bytes": 0, "vocab_size": 9, "max_model_len": 99, "max_num_seqs": 2, "device": "test", "kernels": {},
+        "kernel_doubts": {},
     }  # fmt: skip
     return DeviceSpecs(**{**values, **changes})
 

@@ -14,8 +14,14 @@ from tokenspeed.recipes.gguf_file import GgufError, read_gguf_header
 from tokenspeed.recipes.gguf_formats import FILE_TYPES, TENSOR_FORMATS
 from tokenspeed.recipes.model_config import CheckpointError, read_model_config
 from tokenspeed.recipes.resolved import ModelSource
+from tokenspeed_kernel.numerics.k_quants import random_blocks
 
-TYPES = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0")}
+TYPES = {
+    name: gguf.GGMLQuantizationType[name]
+    for name in ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+}
+MIXTURES = {"Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q5_K", "o_proj": "Q3_K", "up_proj": "Q2_K", "": "Q4_K"}}
+"""Name of a file type that mixes formats to the format of what a tensor's name contains, the first that fits."""
 NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -47,6 +53,16 @@ def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     return values.reshape(shape).swapaxes(1, 2).reshape(values.shape)
 
 
+def encoded(values: np.ndarray, type_name: str) -> np.ndarray:
+    """The bytes of ``values`` in a format; of a K format, which the gguf package cannot write, random bytes that are
+    weights of about the same size."""
+    if not type_name.endswith("_K"):
+        return gguf.quants.quantize(values, TYPES[type_name])
+    rows, columns = values.shape
+    blocks = random_blocks(f"gguf_{type_name.lower()}", rows, columns // 256, 0.2, torch.Generator().manual_seed(rows))
+    return blocks.plane.reshape(rows, -1).numpy()
+
+
 def write(
     model: torch.nn.Module, path: Path, type_name: str, *, family: str, metadata: dict[str, object] | None = None
 ) -> torch.nn.Module:
@@ -70,7 +86,7 @@ def write(
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_1)
     for key, value in (metadata or {}).items():
         (writer.add_string if isinstance(value, str) else writer.add_float32)(key, value)
-    kind = TYPES[type_name]
+    mixture = MIXTURES.get(type_name, {"": type_name})
     state = {}
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
@@ -80,9 +96,11 @@ def write(
             heads = config.num_attention_heads
         if family == "llama" and "k_proj" in name:
             heads = config.num_key_value_heads
-        stored = gguf.quants.quantize(values, kind if values.ndim == 2 else TYPES["F32"])
-        encoded = gguf.quants.dequantize(stored, kind if values.ndim == 2 else TYPES["F32"])
-        state[name] = torch.from_numpy(np.ascontiguousarray(encoded)).view(value.shape)
+        stored_as = next(kind for part, kind in mixture.items() if part in name) if values.ndim == 2 else "F32"
+        kind = TYPES[stored_as]
+        stored = encoded(values, stored_as)
+        decoded = gguf.quants.dequantize(stored, kind)
+        state[name] = torch.from_numpy(np.ascontiguousarray(decoded)).view(value.shape)
         stored = interleaved(stored, heads) if heads else stored
         writer.add_tensor(gguf_name(name), stored, raw_dtype=kind if values.ndim == 2 else None)
     writer.write_header_to_file()
@@ -106,6 +124,8 @@ def source(path: Path) -> ModelSource:
         ("llama", "F16", {}),
         ("qwen3", "Q8_0", {"tie_word_embeddings": True}),
         ("qwen3", "F32", {}),
+        ("llama", "Q4_K_M", {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "num_hidden_layers": 1}),
+        ("qwen3", "Q6_K", {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 1}),
     ],
 )
 def test_logits_are_those_of_the_encoded_weights(

@@ -64,6 +64,7 @@ class ControlPlane:
             max_num_seqs=max_num_seqs,
             device="test",
             kernels={},
+            kernel_doubts={},
         )
         settings = SchedulerSettings(
             max_len=max_model_len, max_seqs=max_num_seqs, chunk=chunk, overlap=overlap, prefix_cache=prefix_cache

@@ -370,7 +370,9 @@ def test_what_a_child_dropped_is_counted_here(child: Callable[..., Relay]) -> No
     )
     child(f"import os; os.write(2, {as_wire(entry)!r})")
     assert DROPS.counts()["engine-dropping"] == 5
-    nothing = EngineReading(ready=False, lost=0, open_choices=0, snapshot=None, snapshot_age=None)
+    nothing = EngineReading(
+        ready=False, lost=0, open_choices=0, snapshot=None, snapshot_age=None, doubtful_operations=()
+    )
     page, _ = Metrics(lambda: nothing).page()
     assert b'tokenspeed_log_records_dropped_total{process="engine-dropping"} 5.0' in page
     assert b'tokenspeed_log_records_dropped_total{process="api"}' in page

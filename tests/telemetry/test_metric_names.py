@@ -73,7 +73,14 @@ def snapshot() -> StateSnapshot:
 
 def published() -> dict[str, Published]:
     """Every family that a server publishes, by its name on the page."""
-    reading = EngineReading(ready=True, lost=0, open_choices=0, snapshot=snapshot(), snapshot_age=0.0)
+    reading = EngineReading(
+        ready=True,
+        lost=0,
+        open_choices=0,
+        snapshot=snapshot(),
+        snapshot_age=0.0,
+        doubtful_operations=("gemm.linear",),
+    )
     metrics = Metrics(lambda: reading)
     # A counter with labels shows once it has counted.
     metrics.http_request("GET", "/live", 200)

@@ -38,8 +38,9 @@ from tokenspeed.models import Architecture, architecture
 from tokenspeed.recipes.host import available_cores
 from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import ResolvedConfig
-from tokenspeed_kernel.binding import binding_objective
+from tokenspeed_kernel.binding import binding_objective, recording_selections
 from tokenspeed_kernel.plugins import load_plugins
+from tokenspeed_kernel.start_report import doubts, log_start_report
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import Plan
@@ -78,8 +79,9 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
     size = cache_size(config, model_config, layout, weight_bytes=weights.nbytes)
     kernels = KernelBinder(config.kernels)
     report("compile", 0, 1, "binding kernels")
-    with binding_objective(config.enforce):
+    with binding_objective(config.enforce), recording_selections() as selections:
         parts, workspace_bytes = _assemble(config, model_config, family, weights, layout, size, kernels)
+    log_start_report(selections)
     report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
     host, storage = _tiers(config, layout, kernels)
     thread = ForwardThread()
@@ -116,6 +118,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         max_num_seqs=config.scheduler.max_seqs,
         device=config.device,
         kernels=dict(kernels.chosen),
+        kernel_doubts=doubts(selections),
     )
     return DeviceBuild(specs=specs, handle=LocalDeviceHandle(thread, runner.execute, storage))
 

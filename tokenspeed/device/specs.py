@@ -26,6 +26,7 @@ class DeviceSpecs:
         max_num_seqs: rows in the request pool.
         device: "cpu" ...
         kernels: op to the name of the kernel bound to it (the start report).
+        kernel_doubts: op to why its kernel deserves doubt: it is the reference, or was not verified on this platform.
     """
 
     groups: tuple[GroupFacts, ...]
@@ -44,3 +45,4 @@ class DeviceSpecs:
     max_num_seqs: int
     device: str
     kernels: dict[str, str]
+    kernel_doubts: dict[str, str]

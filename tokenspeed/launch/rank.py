@@ -24,6 +24,7 @@ from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.telemetry.logs import engine_logs
 from tokenspeed_kernel.plugins.discovery import PluginError
 from tokenspeed_kernel.selection import SelectionError
+from tokenspeed_kernel.serving_guard import begin_serving
 
 logger = logging.getLogger("tokenspeed.engine")
 
@@ -85,6 +86,7 @@ def _start(config: ResolvedConfig, channel: EngineChannel) -> Engine:
     # What lives now lives until the end: the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    begin_serving()
     channel.send(_status("ready", facts=_facts(engine, proportional_bytes() - before)))
     return engine
 
@@ -130,6 +132,7 @@ def _facts(engine: Engine, grown: int) -> EngineFacts:
         "workspace_bytes": specs.workspace_bytes,
         "vocab_size": specs.vocab_size,
         "kernels": dict(specs.kernels),
+        "kernel_doubts": dict(specs.kernel_doubts),
         "memory": dict(memory_account(specs, grown)),
     }
 

@@ -12,9 +12,14 @@ from tokenspeed.recipes.schema import (
 )
 
 RUNNABLE_FAMILIES = frozenset({"llama", "qwen3"})
-RUNNABLE_FORMATS = frozenset(
-    {"", "gguf-q4_0", "gguf-q4_1", "gguf-q8_0", "gguf-f32", "gguf-f16", "gguf-bf16", "float32", "bfloat16", "float16"}
+_DENSE_FORMATS = ("float32", "bfloat16", "float16", "gguf-f32", "gguf-f16", "gguf-bf16")
+_BLOCK_FORMATS = ("gguf-q4_0", "gguf-q4_1", "gguf-q8_0")
+# What converters call the mixtures of K blocks; each holds several of Q2_K to Q6_K.
+_K_FORMATS = tuple(
+    f"gguf-{name}"
+    for name in ("q2_k", "q2_k_s", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
 )
+RUNNABLE_FORMATS = frozenset({"", *_DENSE_FORMATS, *_BLOCK_FORMATS, *_K_FORMATS})
 
 
 def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys: RunKeys) -> list[str]:

@@ -99,12 +99,14 @@ def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
 
 def _reading(llm: AsyncLLM) -> EngineReading:
     engine = llm.engine
+    doubts = engine.facts.get("kernel_doubts")
     return EngineReading(
         ready=engine.ready,
         lost=engine.lost,
         open_choices=llm.open_choices,
         snapshot=engine.snapshot,
         snapshot_age=engine.snapshot_age,
+        doubtful_operations=tuple(sorted(doubts)) if isinstance(doubts, dict) else (),
     )
 
 

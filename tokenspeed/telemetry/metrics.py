@@ -64,6 +64,7 @@ METRIC_NAMES = (
     "tokenspeed_engine_ready",
     "tokenspeed_engine_lost_total",
     "tokenspeed_log_records_dropped_total",
+    "tokenspeed_doubtful_kernels",
     "tokenspeed_snapshot_age_seconds",
     "tokenspeed_requests_running",
     "tokenspeed_requests_waiting",
@@ -78,13 +79,17 @@ METRIC_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class EngineReading:
-    """What the API process knows of the engine at one moment; ``snapshot`` is None before the first."""
+    """What the API process knows of the engine at one moment; ``snapshot`` is None before the first.
+
+    ``doubtful_operations``: those whose kernel is the reference or was not verified on this platform.
+    """
 
     ready: bool
     lost: int
     open_choices: int
     snapshot: StateSnapshot | None
     snapshot_age: float | None
+    doubtful_operations: tuple[str, ...]
 
 
 class Metrics:
@@ -163,6 +168,14 @@ class _EngineCollector:
         lost.add_metric([], reading.lost)
         yield lost
         yield _dropped_records()
+        doubtful = GaugeMetricFamily(
+            "tokenspeed_doubtful_kernels",
+            "1 where an operation runs on an unverified or reference kernel",
+            labels=["operation"],
+        )
+        for operation in reading.doubtful_operations:
+            doubtful.add_metric([operation], 1.0)
+        yield doubtful
         if reading.snapshot is None:
             return
         yield _gauge("snapshot_age_seconds", "Age of the engine's last snapshot", reading.snapshot_age or 0.0)

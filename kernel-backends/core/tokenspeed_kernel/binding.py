@@ -9,10 +9,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from tokenspeed_kernel.records import default_oracle
 from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, active_registry
-from tokenspeed_kernel.selection import Selection, select
+from tokenspeed_kernel.registry import make_kernel as make_kernel
+from tokenspeed_kernel.selection import Selection, choose
+from tokenspeed_kernel.serving_guard import process_guard
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import TraitValue
+from tokenspeed_kernel.tuning import autotune
 
 logger = logging.getLogger("tokenspeed_kernel")
 
@@ -28,6 +32,20 @@ def binding_objective(objective: str) -> Iterator[None]:
         yield
     finally:
         _objective.reset(token)
+
+
+_recorded: ContextVar[list[Selection] | None] = ContextVar("tokenspeed_kernel_selections", default=None)
+
+
+@contextmanager
+def recording_selections() -> Iterator[list[Selection]]:
+    """Within the block, the selection of every binding is added to the list it yields (this thread or task only)."""
+    selections: list[Selection] = []
+    token = _recorded.set(selections)
+    try:
+        yield selections
+    finally:
+        _recorded.reset(token)
 
 
 @dataclass(frozen=True)
@@ -59,9 +77,14 @@ def bind(
 ) -> Bound:
     """Selects family.mode and, where the operation binds values (``Operation.bound``), makes the kernel from them.
 
+    The first binding of a shape bucket that several verified kernels can serve measures them first (see tuning.py).
     Raises what ``select`` raises, and whatever the kernel's factory raises for values it cannot take.
     """
-    selection = select(family, mode, signature, traits, override=override, objective=_objective.get())
+    process_guard().check("bind", f"{family}.{mode}")
+    selection = _tuned(family, mode, signature, traits, override, bound or {})
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded.append(selection)
     if selection.spec.band is Band.REFERENCE and selection.override is None:
         _note_reference(selection.operation)
     values = dict(bound or {})
@@ -73,13 +96,20 @@ def bind(
     return Bound(make_kernel(selection.spec, selection.fn, values), selection.spec, selection)
 
 
-def make_kernel(spec: KernelSpec, factory: KernelFunction, values: Mapping[str, Any]) -> KernelFunction:
-    """The kernel that ``factory`` makes of the bound values, the weight pre-processed where the spec says so."""
-    prepared = dict(values)
-    if spec.weight_preprocessor is not None:
-        prepared["weight"] = spec.weight_preprocessor(prepared["weight"])
-    kernel: KernelFunction = factory(**prepared)
-    return kernel
+def _tuned(
+    family: str,
+    mode: str,
+    signature: FormatSignature,
+    traits: Mapping[str, TraitValue],
+    override: str | None,
+    bound: Mapping[str, Any],
+) -> Selection:
+    """The selection, once more where its finalists had to be measured first."""
+    objective = _objective.get()
+    selection = choose(family, mode, signature, traits, override=override, objective=objective)
+    if autotune(selection, oracle=default_oracle(), registry=active_registry(), bound=bound):
+        selection = choose(family, mode, signature, traits, override=override, objective=objective)
+    return selection
 
 
 _reference_lock = threading.Lock()

@@ -1,4 +1,6 @@
-"""GGUF's legacy blocks, taken apart by hand: 32 consecutive elements of a row share one block.
+"""GGUF's blocks, taken apart by hand: consecutive elements of a row share one block. Little-endian throughout.
+
+Blocks of 32 elements; byte j of the nibbles holds element j in its low half and element j + 16 in its high half:
 
 | format | bytes | layout | element |
 |---|---|---|---|
@@ -6,14 +8,56 @@
 | gguf_q4_1 | 20 | float16 d; float16 m; 16 bytes of nibbles | d * nibble + m |
 | gguf_q8_0 | 34 | float16 d; 32 int8 | d * int8 |
 
-Byte j of the nibbles holds element j in its low half and element j + 16 in its high half. Little-endian throughout.
+Blocks of 256 elements (the K formats) hold groups of 16 or 32 elements, each with a small integer scale s and, where
+the format has one, a minimum m, both in units of the block's d and dmin:
+
+| format | bytes | layout | groups of | element |
+|---|---|---|---|---|
+| gguf_q2_k | 84 | s and m, 4 bits each, [16]; quants [64]; d; dmin | 16 | d * s * quant - dmin * m |
+| gguf_q3_k | 110 | high bits [32]; quants [64]; s, 6 bits each, [12]; d | 16 | d * (s - 32) * (quant - 4) |
+| gguf_q4_k | 144 | d; dmin; s and m, 6 bits each, [12]; quants [128] | 32 | d * s * quant - dmin * m |
+| gguf_q5_k | 176 | d; dmin; s and m, 6 bits each, [12]; high bits [32]; quants [128] | 32 | d * s * quant - dmin * m |
+| gguf_q6_k | 210 | quants [128]; high bits [64]; int8 s [16]; d | 16 | d * s * (quant - 32) |
+
+Quants and high bits of 2 bits: byte l of each 32 holds, from the lowest bits on, elements l, l + 32, l + 64 and l + 96
+of 128. Quants of 4 bits: byte l of each 32 holds two of 64 elements, l and l + 32; in Q6_K, byte l of each 64 holds two
+of 128, l and l + 64. High bits of 1 bit: byte l holds those of the elements l, l + 32, and so on to l + 224.
 """
+
+import math
+from collections.abc import Callable
 
 import torch
 
-BLOCK_ELEMENTS = 32
+BLOCK_ELEMENTS: dict[str, int] = {
+    "gguf_q4_0": 32,
+    "gguf_q4_1": 32,
+    "gguf_q8_0": 32,
+    "gguf_q2_k": 256,
+    "gguf_q3_k": 256,
+    "gguf_q4_k": 256,
+    "gguf_q5_k": 256,
+    "gguf_q6_k": 256,
+}
+"""Format to the elements of a block."""
 
-BLOCK_BYTES: dict[str, int] = {"gguf_q4_0": 18, "gguf_q4_1": 20, "gguf_q8_0": 34}
+BLOCK_BYTES: dict[str, int] = {
+    "gguf_q4_0": 18,
+    "gguf_q4_1": 20,
+    "gguf_q8_0": 34,
+    "gguf_q2_k": 84,
+    "gguf_q3_k": 110,
+    "gguf_q4_k": 144,
+    "gguf_q5_k": 176,
+    "gguf_q6_k": 210,
+}
+"""Format to the bytes of a block."""
+
+
+def split_last(tensor: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """The last dimension split into several; one of the sizes may be -1, also where there are no elements at all."""
+    known = math.prod(size for size in sizes if size != -1)
+    return tensor.reshape(*tensor.shape[:-1], *(tensor.shape[-1] // known if size == -1 else size for size in sizes))
 
 
 def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
@@ -27,16 +71,73 @@ def _nibbles(blocks: torch.Tensor, start: int) -> torch.Tensor:
     return torch.cat([packed & 15, packed >> 4], dim=-1).float()
 
 
+def _fields(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
+    """The fields of ``width`` bits in uint8 [..., n], lowest first within each run of ``run`` bytes: uint8
+    [..., n * 8 / width]."""
+    runs = split_last(packed, -1, 1, run)
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1)
+    return ((runs >> shifts) & ((1 << width) - 1)).flatten(-3)
+
+
+def _grouped(quants: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+    """quant * scale - offset for quants [..., 256], scales and offsets [..., groups], all float32."""
+    groups = split_last(quants, scales.shape[-1], -1) * scales.unsqueeze(-1)
+    return (groups if offsets is None else groups - offsets.unsqueeze(-1)).flatten(-2)
+
+
+def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The 8 scales and the 8 minimums in the 12 bytes of Q4_K and Q5_K, as float32 [..., 8]."""
+    first, second, third = split_last(packed, 3, 4).unbind(-2)
+    scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], dim=-1)
+    minimums = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], dim=-1)
+    return scales.float(), minimums.float()
+
+
+def _q2_k(parts: torch.Tensor) -> torch.Tensor:
+    scales, minimums = (parts[..., :16] & 15).float(), (parts[..., :16] >> 4).float()
+    quants = _fields(parts[..., 16:80], 2, 32).float()
+    return _grouped(quants, _halves(parts, 80) * scales, _halves(parts, 82) * minimums)
+
+
+def _q3_k(parts: torch.Tensor) -> torch.Tensor:
+    quants = _fields(parts[..., 32:96], 2, 32) | (_fields(parts[..., :32], 1, 32) << 2)
+    scales = _fields(parts[..., 96:104], 4, 8) | (_fields(parts[..., 104:108], 2, 4) << 4)
+    return _grouped(quants.float() - 4.0, _halves(parts, 108) * (scales.float() - 32.0))
+
+
+def _q4_k(parts: torch.Tensor) -> torch.Tensor:
+    scales, minimums = _six_bit_pairs(parts[..., 4:16])
+    quants = _fields(parts[..., 16:], 4, 32).float()
+    return _grouped(quants, _halves(parts, 0) * scales, _halves(parts, 2) * minimums)
+
+
+def _q5_k(parts: torch.Tensor) -> torch.Tensor:
+    scales, minimums = _six_bit_pairs(parts[..., 4:16])
+    quants = _fields(parts[..., 48:], 4, 32) | (_fields(parts[..., 16:48], 1, 32) << 4)
+    return _grouped(quants.float(), _halves(parts, 0) * scales, _halves(parts, 2) * minimums)
+
+
+def _q6_k(parts: torch.Tensor) -> torch.Tensor:
+    quants = _fields(parts[..., :128], 4, 64) | (_fields(parts[..., 128:192], 2, 32) << 4)
+    scales = parts[..., 192:208].contiguous().view(torch.int8).float()
+    return _grouped(quants.float() - 32.0, _halves(parts, 208) * scales)
+
+
+_DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gguf_q4_0": lambda parts: _halves(parts, 0) * (_nibbles(parts, 2) - 8.0),
+    "gguf_q4_1": lambda parts: _halves(parts, 0) * _nibbles(parts, 4) + _halves(parts, 2),
+    "gguf_q8_0": lambda parts: _halves(parts, 0) * parts[..., 2:].contiguous().view(torch.int8).float(),
+    "gguf_q2_k": _q2_k,
+    "gguf_q3_k": _q3_k,
+    "gguf_q4_k": _q4_k,
+    "gguf_q5_k": _q5_k,
+    "gguf_q6_k": _q6_k,
+}
+
+
 def dequantize_blocks(format_name: str, blocks: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, K / 32 * block bytes] of a blocked format to float32 [N, K]."""
-    size = BLOCK_BYTES[format_name]
-    rows = blocks.shape[0]
+    """uint8 [N, K / block elements * block bytes] of a blocked format to float32 [N, K]."""
+    rows, size = blocks.shape[0], BLOCK_BYTES[format_name]
     count = blocks.shape[1] // size
-    parts = blocks.reshape(rows, count, size)
-    if format_name == "gguf_q4_0":
-        values = _halves(parts, 0) * (_nibbles(parts, 2) - 8.0)
-    elif format_name == "gguf_q4_1":
-        values = _halves(parts, 0) * _nibbles(parts, 4) + _halves(parts, 2)
-    else:
-        values = _halves(parts, 0) * parts[..., 2:].contiguous().view(torch.int8).float()
-    return values.reshape(rows, count * BLOCK_ELEMENTS)
+    values = _DEQUANTIZE[format_name](blocks.reshape(rows, count, size))
+    return values.reshape(rows, count * BLOCK_ELEMENTS[format_name])

@@ -4,7 +4,7 @@ A target is the name of a kernel or of a solution. An override narrows what may 
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -52,6 +52,12 @@ def set_recipe_overrides(targets: Mapping[str, str]) -> None:
 def environment_name(family: str, mode: str) -> str:
     """The environment variable that overrides family.mode."""
     return f"{ENVIRONMENT_PREFIX}{family}_{mode}".upper()
+
+
+def misspelt_variables(operations: Iterable[str]) -> list[str]:
+    """The environment variables that look like an override and name none of ``operations`` ("family.mode")."""
+    known = {environment_name(*operation.split(".")) for operation in operations}
+    return sorted(name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX) and name not in known)
 
 
 def effective_override(family: str, mode: str, argument: str | None) -> Override | None:

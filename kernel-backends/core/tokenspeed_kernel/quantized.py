@@ -26,9 +26,9 @@ class QuantizedTensor:
     Attributes:
         format: a key of signature.WEIGHT_FORMATS.
         shape: (N, K) in elements.
-        planes: dense formats: {"data": [N, K] of the dtype}; GGUF formats: {"blocks": uint8 [N, K / 32 * block
-        bytes]},
-            the bytes as they lie in the file. Contiguous. They may be read-only: nothing here writes them.
+        planes: dense formats: {"data": [N, K] of the dtype}; GGUF formats: {"blocks": uint8 [N, K / block elements *
+            block bytes]}, the bytes as they lie in the file (see gguf_blocks.py). Contiguous. They may be read-only:
+            nothing here writes them.
         source: where it came from (file and tensor name), for errors.
     """
 
@@ -43,9 +43,9 @@ class QuantizedTensor:
         rows, columns = self.shape
         if rows < 0 or columns <= 0:
             raise WeightError(f"{self.source}: shape {self.shape} must be (rows >= 0, columns > 0)")
-        if self.is_blocked and columns % BLOCK_ELEMENTS:
+        if columns % self.block_elements:
             raise WeightError(
-                f"{self.source}: {columns} columns do not divide into {self.format} blocks of {BLOCK_ELEMENTS}"
+                f"{self.source}: {columns} columns do not divide into {self.format} blocks of {self.block_elements}"
             )
         if set(self.planes) != {self._plane_name}:
             raise WeightError(
@@ -77,6 +77,11 @@ class QuantizedTensor:
         return self.format in BLOCK_BYTES
 
     @property
+    def block_elements(self) -> int:
+        """Columns that cannot be taken apart: those of a block, 1 for a dense format."""
+        return BLOCK_ELEMENTS.get(self.format, 1)
+
+    @property
     def _plane_name(self) -> str:
         return "blocks" if self.is_blocked else "data"
 
@@ -97,7 +102,7 @@ class QuantizedTensor:
 
     def _row_width(self, columns: int) -> int:
         """Plane elements that ``columns`` weight columns take."""
-        return columns // BLOCK_ELEMENTS * BLOCK_BYTES[self.format] if self.is_blocked else columns
+        return columns // self.block_elements * BLOCK_BYTES.get(self.format, 1)
 
     def _with_plane(self, plane: torch.Tensor, columns: int, source: str) -> "QuantizedTensor":
         return QuantizedTensor(self.format, (plane.shape[0], columns), {self._plane_name: plane}, source)
@@ -126,10 +131,10 @@ class QuantizedTensor:
         """Columns start … stop-1, a copy. Raises WeightError where they are not all there or would cut a block."""
         if not 0 <= start < stop <= self.shape[1]:
             raise WeightError(f"{self.source}: columns {start} to {stop} of a weight with {self.shape[1]} columns")
-        if self.is_blocked and (start % BLOCK_ELEMENTS or stop % BLOCK_ELEMENTS):
+        if start % self.block_elements or stop % self.block_elements:
             raise WeightError(
                 f"{self.source}: columns {start} to {stop} would cut a {self.format} block; "
-                f"use multiples of {BLOCK_ELEMENTS}"
+                f"use multiples of {self.block_elements}"
             )
         plane = self.plane[:, self._row_width(start) : self._row_width(stop)].contiguous()
         return self._with_plane(plane, stop - start, f"{self.source}[:, {start}:{stop}]")

@@ -112,8 +112,7 @@ class KernelSpec:
         workspace: traits to bytes of scratch memory one call needs; None: none.
         weight_preprocessor: applied to the weight, once, before the factory of a bound kernel sees it.
         tags: promises, such as "deterministic" (same input, same bits) or "row_invariant" (a row's bits do not
-        depend on the
-            other rows, nor on how the rows are cut into calls).
+        depend on the other rows, nor on how the rows are cut into calls).
         version: changes when the kernel's numbers may change; verification records name it.
     """
 
@@ -159,6 +158,15 @@ class RegisteredKernel:
     spec: KernelSpec
     fn: KernelFunction
     origin: str
+
+
+def make_kernel(spec: KernelSpec, factory: KernelFunction, values: Mapping[str, Any]) -> KernelFunction:
+    """The kernel that ``factory`` makes of the bound values, the weight pre-processed where the spec says so."""
+    prepared = dict(values)
+    if spec.weight_preprocessor is not None:
+        prepared["weight"] = spec.weight_preprocessor(prepared["weight"])
+    kernel: KernelFunction = factory(**prepared)
+    return kernel
 
 
 class KernelRegistry:

@@ -1,9 +1,10 @@
 """Chooses the kernel of an operation, and can say why.
 
-Five steps, each keeping its reasons: signature, platform, traits, objective (with the numeric record), rank. The
-rank is: the reference last; then verified numerics before unverified; then score (a measurement before an estimate,
-the faster first, then the smaller workspace); then the higher band; then the name. The order of import or
-registration plays no part.
+Five steps, each keeping its reasons: signature, platform, traits (with the objective and the numeric record), score,
+and measuring the finalists where that was not done yet (tuning.py; a binding does it, a question does not). The rank
+is: the reference last; then verified numerics before unverified; then score (a measurement before an estimate, the
+faster first, then the smaller workspace); then the higher band; then the name. The order of import or registration
+plays no part.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenspeed_kernel.oracle import ScoreBreakdown, SelectionOracle
-from tokenspeed_kernel.overrides import Override, effective_override
+from tokenspeed_kernel.overrides import Override, effective_override, misspelt_variables
 from tokenspeed_kernel.platform import PlatformInfo, current_platform
 from tokenspeed_kernel.plugins.loading import loaded_registry
 from tokenspeed_kernel.records import default_oracle
@@ -22,8 +23,10 @@ from tokenspeed_kernel.registry import (
     KernelSpec,
     RegisteredKernel,
 )
+from tokenspeed_kernel.serving_guard import process_guard
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import TraitValue, complete_request, refusal
+from tokenspeed_kernel.tuning import ensure_own_tables
 
 OBJECTIVES: dict[str, str] = {
     "latency": "decode",
@@ -31,7 +34,8 @@ OBJECTIVES: dict[str, str] = {
     "determinism": "decode",
     "portability": "decode",
 }
-"""Objective to the bucket of shapes whose measured latency counts for it."""
+"""Objective to the phase whose shapes count for it (workloads.PHASES). Under determinism measurements do not count: the
+same kernel wins on every machine of a platform and at every start."""
 
 DETERMINISM_TAGS = frozenset({"deterministic", "row_invariant"})
 
@@ -84,6 +88,36 @@ class Selection:
     override: Override | None
     ranked: tuple[Candidate, ...]
     dropped: tuple[Candidate, ...]
+
+    @property
+    def phase(self) -> str:
+        """The phase whose shapes count for the objective."""
+        return OBJECTIVES[self.objective]
+
+    @property
+    def reason(self) -> str:
+        """Why the chosen one: "asked for by ...", "the only one that can run", or its speed, measured or estimated."""
+        if self.override is not None:
+            return f"asked for by {self.override.source}"
+        others = [c for c in self.ranked if c.spec.band is not Band.REFERENCE]
+        score = self.ranked[0].score
+        if len(others) <= 1 or score is None:
+            return "the only one that can run"
+        return score.speed
+
+    @property
+    def doubts(self) -> str | None:
+        """What an operator should know of the choice: it is the reference, or nobody verified its numbers here."""
+        score = self.ranked[0].score
+        if self.spec.band is Band.REFERENCE:
+            return (
+                "the PyTorch reference, slow"
+                if self.override is not None
+                else "the PyTorch reference, nothing else fits"
+            )
+        if score is not None and not score.verified:
+            return f"its numerics were not verified on {self.platform.key}"
+        return None
 
     @property
     def spec(self) -> KernelSpec:
@@ -188,6 +222,71 @@ def _apply_override(
     )
 
 
+def _check_environment(registry: KernelRegistry) -> None:
+    """Raises OverrideError where an environment variable overrides an operation that does not exist."""
+    names = [operation.name for operation in registry.operations()]
+    wrong = misspelt_variables(names)
+    if wrong:
+        raise OverrideError(f"environment {wrong[0]} overrides no operation; unset it; the operations are {names}")
+
+
+def choose(
+    family: str,
+    mode: str,
+    signature: FormatSignature,
+    traits: Mapping[str, TraitValue],
+    *,
+    platform: PlatformInfo | None = None,
+    override: str | None = None,
+    objective: str = "latency",
+    registry: KernelRegistry | None = None,
+    oracle: SelectionOracle | None = None,
+) -> Selection:
+    """``select`` for a binding: the guard against selecting while serving is the caller's.
+
+    Plugins are loaded first where the process's own registry is used, then the machine's own latency tables where its
+    own oracle is. Raises SelectionError where nothing can run,
+    OverrideError where an override cannot, TraitError for a trait that the operation does not declare or that is
+    missing, TableError for a damaged or stale table, ValueError for an unknown objective.
+    """
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is unknown; use one of {sorted(OBJECTIVES)}")
+    if registry is None:
+        registry = loaded_registry()
+        _check_environment(registry)
+    platform = platform or current_platform()
+    if oracle is None:
+        oracle = default_oracle()
+        ensure_own_tables(oracle, registry, platform)
+    operation = registry.operation(family, mode)
+    complete = complete_request(operation.name, traits, operation.traits)
+    ranked, dropped = [], []
+    for kernel in registry.kernels(family, mode):
+        drop = _drop(kernel, signature, platform, complete, operation.traits, objective, oracle)
+        if drop is not None:
+            dropped.append(Candidate(kernel, *drop))
+            continue
+        score = oracle.score(
+            kernel.spec,
+            platform,
+            signature,
+            complete,
+            OBJECTIVES[objective],
+            use_measurements=objective != "determinism",
+        )
+        ranked.append(Candidate(kernel, score=score))
+    ranked.sort(key=lambda candidate: _rank_key(candidate, objective))
+    wanted = effective_override(family, mode, override)
+    if wanted is not None:
+        ranked, dropped = _apply_override(wanted, operation.name, ranked, dropped)
+    selection = Selection(
+        operation.name, signature, complete, platform, objective, wanted, tuple(ranked), tuple(dropped)
+    )
+    if not ranked:
+        raise SelectionError(f"no kernel can run this:\n{selection.explain()}")
+    return selection
+
+
 def select(
     family: str,
     mode: str,
@@ -202,32 +301,17 @@ def select(
 ) -> Selection:
     """The best kernel of family.mode for these formats and traits; see the module's words for the order.
 
-    Plugins are loaded first where the process's own registry is used. Raises SelectionError where nothing can run,
-    OverrideError where an override cannot, TraitError for a trait that the operation does not declare or that is
-    missing, ValueError for an unknown objective.
+    Raises what ``choose`` raises; while serving, the guard counts it (ServingViolation under the strict guard).
     """
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective {objective!r} is unknown; use one of {sorted(OBJECTIVES)}")
-    registry = registry or loaded_registry()
-    platform = platform or current_platform()
-    oracle = oracle or default_oracle()
-    operation = registry.operation(family, mode)
-    complete = complete_request(operation.name, traits, operation.traits)
-    ranked, dropped = [], []
-    for kernel in registry.kernels(family, mode):
-        drop = _drop(kernel, signature, platform, complete, operation.traits, objective, oracle)
-        if drop is not None:
-            dropped.append(Candidate(kernel, *drop))
-            continue
-        score = oracle.score(kernel.spec, platform, signature, complete, OBJECTIVES[objective])
-        ranked.append(Candidate(kernel, score=score))
-    ranked.sort(key=lambda candidate: _rank_key(candidate, objective))
-    wanted = effective_override(family, mode, override)
-    if wanted is not None:
-        ranked, dropped = _apply_override(wanted, operation.name, ranked, dropped)
-    selection = Selection(
-        operation.name, signature, complete, platform, objective, wanted, tuple(ranked), tuple(dropped)
+    process_guard().check("select", f"{family}.{mode}")
+    return choose(
+        family,
+        mode,
+        signature,
+        traits,
+        platform=platform,
+        override=override,
+        objective=objective,
+        registry=registry,
+        oracle=oracle,
     )
-    if not ranked:
-        raise SelectionError(f"no kernel can run this:\n{selection.explain()}")
-    return selection

@@ -42,6 +42,11 @@ FORMATS: dict[str, FormatRule] = {
     "gguf_q4_0": FormatRule(frozenset({"uint8"}), "embedded", "GGUF Q4_0 blocks, as they lie in the file"),
     "gguf_q4_1": FormatRule(frozenset({"uint8"}), "embedded", "GGUF Q4_1 blocks, as they lie in the file"),
     "gguf_q8_0": FormatRule(frozenset({"uint8"}), "embedded", "GGUF Q8_0 blocks, as they lie in the file"),
+    "gguf_q2_k": FormatRule(frozenset({"uint8"}), "embedded", "GGUF Q2_K blocks, as they lie in the file"),
+    "gguf_q3_k": FormatRule(frozenset({"uint8"}), "embedded", "GGUF Q3_K blocks, as they lie in the file"),
+    "gguf_q4_k": FormatRule(frozenset({"uint8"}), "embedded", "GGUF Q4_K blocks, as they lie in the file"),
+    "gguf_q5_k": FormatRule(frozenset({"uint8"}), "embedded", "GGUF Q5_K blocks, as they lie in the file"),
+    "gguf_q6_k": FormatRule(frozenset({"uint8"}), "embedded", "GGUF Q6_K blocks, as they lie in the file"),
 }
 
 
@@ -197,5 +202,10 @@ WEIGHT_FORMATS: dict[str, TensorFormat] = {
     "gguf_q4_0": TensorFormat("uint8", "gguf_q4_0"),
     "gguf_q4_1": TensorFormat("uint8", "gguf_q4_1"),
     "gguf_q8_0": TensorFormat("uint8", "gguf_q8_0"),
+    "gguf_q2_k": TensorFormat("uint8", "gguf_q2_k"),
+    "gguf_q3_k": TensorFormat("uint8", "gguf_q3_k"),
+    "gguf_q4_k": TensorFormat("uint8", "gguf_q4_k"),
+    "gguf_q5_k": TensorFormat("uint8", "gguf_q5_k"),
+    "gguf_q6_k": TensorFormat("uint8", "gguf_q6_k"),
 }
 """The names of ``QuantizedTensor.format`` and the tensor format each stands for."""

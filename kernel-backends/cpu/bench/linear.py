@@ -1,9 +1,12 @@
-"""Weight bandwidth of gemm.linear, per format, beside the machine's read bandwidth and torch's product in the same run.
+"""gemm.linear per weight format, beside the machine's read bandwidth and torch's product in the same run.
 
-    python bench/linear.py [--rows 4096] [--columns 4096] [--tokens 1,8,64] [--copies 8] [--threads 2]
+    python bench/linear.py [--columns 4096] [--threads 2] [--formats bfloat16,gguf_q4_k] [--activations bfloat16]
 
-Several copies of the weight are walked in turn, so that they come from memory and not from the cache. Every figure is
-the best of several rounds: other work on the machine can only make one slower.
+For each format: the share of the read bandwidth that one token reaches, how many times longer 8 and 32 tokens take than
+one, and the arithmetic of a prefill of 256. Several weights are walked in turn, so that they come from memory and not
+from the cache. Ours, torch and the plain read take turns in every round, and each figure is that of the shortest call:
+other work on the machine can only make one longer. The read is torch's sum, which needs two threads or more to be
+bound by memory.
 """
 
 import argparse
@@ -14,75 +17,92 @@ from functools import partial
 import torch
 
 import tokenspeed_kernel_cpu
+from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES
+from tokenspeed_kernel.numerics.weights import random_weight
 from tokenspeed_kernel.ops import bind_linear
 from tokenspeed_kernel.quantized import QuantizedTensor
 
 DENSE = ("float32", "bfloat16", "float16")
-BLOCK_BYTES = {"gguf_q8_0": 34, "gguf_q4_1": 20, "gguf_q4_0": 18}
-ROUNDS = 15
+WEIGHTS = 4 * 1024 * 1024  # elements of one weight
+SET_BYTES = 160 * 1024 * 1024  # of all weights together: several times the last cache
+BATCHES = (1, 8, 32)
+PREFILL_TOKENS, PREFILL_ROWS = 256, 256
+ROUNDS = 6
+
+Action = Callable[[], object]
 
 
-def best_seconds(actions: Sequence[Callable[[], object]]) -> float:
-    """The shortest mean time of one action over a round of all of them."""
-    best = float("inf")
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        for action in actions:
-            action()
-        best = min(best, (time.perf_counter() - begin) / len(actions))
+def shortest(groups: dict[str, Sequence[Action]], rounds: int) -> dict[str, float]:
+    """Seconds of the shortest single action of each group; the groups take turns."""
+    best = dict.fromkeys(groups, float("inf"))
+    for _ in range(rounds):
+        for name, actions in groups.items():
+            for action in actions:
+                begin = time.perf_counter()
+                action()
+                best[name] = min(best[name], time.perf_counter() - begin)
     return best
 
 
-def read_bandwidth() -> float:
-    """Bytes a second of a sum over 256 MB with all threads."""
-    data = torch.ones(64 * 1024 * 1024)
-    return data.numel() * 4 / best_seconds([data.sum])
+def copies_of(weight: QuantizedTensor) -> list[QuantizedTensor]:
+    """The weight and as many copies as the set holds."""
+    count = max(2, SET_BYTES // weight.nbytes)
+    planes = [{name: plane.clone() for name, plane in weight.planes.items()} for _ in range(count)]
+    return [QuantizedTensor(weight.format, weight.shape, plane, "bench") for plane in planes]
 
 
-def random_weight(name: str, rows: int, columns: int) -> QuantizedTensor:
-    """A weight whose values are finite and small."""
-    if name in DENSE:
-        return QuantizedTensor.from_dense((torch.randn(rows, columns) * 0.02).to(getattr(torch, name)), "bench")
-    blocks = torch.randint(0, 256, (rows, columns // 32, BLOCK_BYTES[name]), dtype=torch.uint8)
-    blocks[..., 0:4] = torch.full((1, 1, 2), 0.01, dtype=torch.float16).view(torch.uint8)
-    return QuantizedTensor(name, (rows, columns), {"blocks": blocks.view(rows, -1)}, "bench")
-
-
-def measure(name: str, arguments: argparse.Namespace, bandwidth: float) -> None:
-    """Prints one line for each batch."""
-    weights = [random_weight(name, arguments.rows, arguments.columns) for _ in range(arguments.copies)]
-    kernels = [bind_linear(weight, None).fn for weight in weights]
+def measure(name: str, activations: str, columns: int, reads: Sequence[Action]) -> str:
+    """One line of the table."""
+    weight = random_weight(name, WEIGHTS // columns, columns, torch.Generator().manual_seed(0)).weight
+    weights = copies_of(weight)
+    kernels = [bind_linear(copy, None, activations=activations).fn for copy in weights]
     dtype = getattr(torch, name) if name in DENSE else torch.float32
-    dense = [weight.dequantize(dtype) for weight in weights[: 2 if name not in DENSE else None]]
-    for tokens in arguments.tokens:
-        x, out = torch.randn(tokens, arguments.columns), torch.empty(tokens, arguments.rows)
-        ours = best_seconds([partial(kernel, x, out) for kernel in kernels])
-        theirs = best_seconds([partial(torch.mm, x.to(dtype), matrix.T) for matrix in dense])
-        rate = weights[0].nbytes / ours
-        gigaflops = 2e-9 * tokens * arguments.rows * arguments.columns / ours
-        line = f"{name:10} {tokens:6} {ours * 1e6:10.1f} {rate / 1e9:8.1f} {rate / bandwidth:7.0%} {gigaflops:9.1f}"
-        print(f"{line} {theirs * 1e6:10.1f}")
+    dense = [copy.dequantize(dtype) for copy in weights[: max(2, SET_BYTES // (WEIGHTS * dtype.itemsize))]]
+    groups: dict[str, Sequence[Action]] = {"read": reads}
+    for tokens in BATCHES:
+        x, out = torch.randn(tokens, columns), torch.empty(tokens, weight.shape[0])
+        groups[f"ours {tokens}"] = [partial(kernel, x, out) for kernel in kernels]
+        groups[f"torch {tokens}"] = [partial(torch.mm, x.to(dtype), matrix.T) for matrix in dense]
+    few = weight.rows(0, min(PREFILL_ROWS, weight.shape[0]))
+    x, out = torch.randn(PREFILL_TOKENS, columns), torch.empty(PREFILL_TOKENS, few.shape[0])
+    groups["ours prefill"] = [partial(bind_linear(few, None, activations=activations).fn, x, out)] * 8
+    groups["torch prefill"] = [partial(torch.mm, x.to(dtype), few.dequantize(dtype).T)] * 8
+    best = shortest(groups, ROUNDS)
+    bandwidth = WEIGHTS * 4 / best["read"]
+    operations = 2e-9 * PREFILL_TOKENS * few.shape[0] * columns
+    line = f"{name:10} {activations:9}"
+    for who, size in (("ours", weight.nbytes), ("torch", WEIGHTS * dtype.itemsize)):
+        rate = size / best[f"{who} 1"]
+        ratios = [best[f"{who} {tokens}"] / best[f"{who} 1"] for tokens in BATCHES[1:]]
+        line += f" |{rate / 1e9:6.1f} {rate / bandwidth:5.0%} {ratios[0]:6.2f} {ratios[1]:6.2f}"
+        line += f" {operations / best[f'{who} prefill']:6.0f}"
+    return f"{line} |{bandwidth / 1e9:6.1f}"
 
 
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--columns", type=int, default=4096)
-    parser.add_argument("--tokens", type=lambda text: [int(part) for part in text.split(",")], default=[1, 4, 8, 64])
-    parser.add_argument("--copies", type=int, default=4)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--formats", type=lambda text: text.split(","), default=[*DENSE, *BLOCK_BYTES])
+    parser.add_argument("--activations", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    bandwidth = read_bandwidth()
+    reads = [torch.ones(WEIGHTS).sum for _ in range(SET_BYTES // (WEIGHTS * 4))]
+    rows = WEIGHTS // arguments.columns
     instruction_set = tokenspeed_kernel_cpu.instruction_set()
-    print(f"{arguments.rows} x {arguments.columns}, {instruction_set}, {arguments.threads} threads")
-    print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s\n")
-    print("weight     tokens         us     GB/s   share   GFLOP/s   torch us")
+    print(f"weights of {rows} x {arguments.columns}, {instruction_set}, {arguments.threads} threads")
+    print(
+        "of ours, then of torch (GGUF blocks dequantised to float32): GB/s and share of the read bandwidth at 1 token,"
+    )
+    print("time of 8 and of 32 tokens over that of 1, GFLOP/s at 256 tokens; last the read bandwidth\n")
+    head = "|  GB/s share   8/1   32/1 GFLOP"
+    print(f"weight     activated {head} {head} |  read")
     with torch.inference_mode():
         for name in arguments.formats:
-            measure(name, arguments, bandwidth)
+            for activations in arguments.activations:
+                if activations == "float32" or name == "bfloat16":
+                    print(measure(name, activations, arguments.columns, reads), flush=True)
 
 
 if __name__ == "__main__":

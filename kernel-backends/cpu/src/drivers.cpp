@@ -1,6 +1,8 @@
 #include "drivers.hpp"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "pool.hpp"
 #include "threads.hpp"
@@ -8,6 +10,8 @@
 namespace tokenspeed {
 
 namespace {
+
+constexpr int64_t kRoundedGrain = 64;  // rows: what linear_rounded.hpp takes together
 
 // Runs body(begin, end) over [0, count) in pieces of a multiple of `grain`, on `threads` threads; pieces per thread are
 // several, because cores are shared with other work and a late one must not hold the others for long.
@@ -35,6 +39,25 @@ void run_linear(const Weight& weight, const float* x, int64_t tokens, float* out
     over_ranges(weight.rows, 16, threads_for(work), 2, [&](int64_t begin, int64_t end) {
         float* memory = static_cast<float*>(scratch(scratch_bytes));
         table.linear(weight, x, tokens, out, begin, end, memory);
+    });
+}
+
+void run_rounded_linear(const Weight& weight, const float* x, int64_t tokens, float* out) {
+    const RoundedProducts* products = kernels().rounded;
+    if (products == nullptr || weight.format != WeightFormat::kBFloat16)
+        throw std::logic_error(std::string("instruction set ") + kernels().name + " has no product of rounded activations" +
+                               " with these weights");
+    if (tokens == 0 || weight.rows == 0) return;
+    const int64_t stride = products->stride(weight);
+    // Every piece reads it; the pieces take no scratch of their own.
+    auto* rounded = static_cast<uint16_t*>(scratch(tokens * stride * 2));
+    over_ranges(tokens, 1, threads_for(static_cast<double>(tokens * stride) * 0.2), 2, [&](int64_t begin, int64_t end) {
+        products->round_rows(weight, x + begin * weight.columns, end - begin, rounded + begin * stride);
+    });
+    const double work = static_cast<double>(weight.rows) * static_cast<double>(weight.columns) *
+                        (0.05 + 0.01 * static_cast<double>(tokens));
+    over_ranges(weight.rows, kRoundedGrain, threads_for(work), 2, [&](int64_t begin, int64_t end) {
+        products->linear(weight, rounded, tokens, out, begin, end);
     });
 }
 

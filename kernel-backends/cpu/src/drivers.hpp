@@ -11,6 +11,10 @@ namespace tokenspeed {
 // x [tokens, columns], out [tokens, rows], dense.
 void run_linear(const Weight& weight, const float* x, int64_t tokens, float* out);
 
+// The same with x rounded to bfloat16 beforehand; bfloat16 weights only. Throws std::logic_error where the weight is of another
+// format or the instruction set in force has no such products.
+void run_rounded_linear(const Weight& weight, const float* x, int64_t tokens, float* out);
+
 // out[t] = row ids[t] of the weight; ids [tokens].
 void run_embedding(const Weight& weight, const int32_t* ids, int64_t tokens, float* out);
 

@@ -5,6 +5,7 @@
 #define TOKENSPEED_ISA_NAME "avx2"
 
 #include "kernels/math.hpp"
+#include "kernels/k_quants.hpp"
 #include "kernels/linear.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/attention.hpp"

@@ -51,6 +51,11 @@ public:
         run_linear(weight_, at<const float>(x), tokens, at<float>(out));
     }
 
+    void multiply_rounded(Address x, int64_t tokens, Address out) const {
+        nb::gil_scoped_release released;
+        run_rounded_linear(weight_, at<const float>(x), tokens, at<float>(out));
+    }
+
     void lookup(Address ids, int64_t tokens, Address out) const {
         run(tokens * weight_.columns,
             [&] { run_embedding(weight_, at<const int32_t>(ids), tokens, at<float>(out)); });
@@ -69,6 +74,11 @@ private:
         if (format == "gguf_q4_0") return {WeightFormat::kQ4_0, 32, 18};
         if (format == "gguf_q4_1") return {WeightFormat::kQ4_1, 32, 20};
         if (format == "gguf_q8_0") return {WeightFormat::kQ8_0, 32, 34};
+        if (format == "gguf_q2_k") return {WeightFormat::kQ2_K, 256, 84};
+        if (format == "gguf_q3_k") return {WeightFormat::kQ3_K, 256, 110};
+        if (format == "gguf_q4_k") return {WeightFormat::kQ4_K, 256, 144};
+        if (format == "gguf_q5_k") return {WeightFormat::kQ5_K, 256, 176};
+        if (format == "gguf_q6_k") return {WeightFormat::kQ6_K, 256, 210};
         throw std::invalid_argument("weight format '" + format + "' is unknown to the CPU kernels");
     }
     Weight weight_{};
@@ -162,6 +172,7 @@ NB_MODULE(_native, m) {
         .def(nb::init<const std::string&, int64_t, int64_t, Address, Address>(), "format"_a, "rows"_a, "columns"_a,
              "data"_a, "bias"_a)
         .def("multiply", &Matrix::multiply, "x"_a, "tokens"_a, "out"_a)
+        .def("multiply_rounded", &Matrix::multiply_rounded, "x"_a, "tokens"_a, "out"_a)
         .def("lookup", &Matrix::lookup, "ids"_a, "tokens"_a, "out"_a);
 
     nb::enum_<KvType>(m, "KvType", "Element types of a cache.")

@@ -6,7 +6,9 @@
 
 namespace tokenspeed {
 
-enum class WeightFormat : int32_t { kFloat32, kBFloat16, kFloat16, kQ4_0, kQ4_1, kQ8_0 };
+enum class WeightFormat : int32_t {
+    kFloat32, kBFloat16, kFloat16, kQ4_0, kQ4_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K,
+};
 enum class KvType : int32_t { kFloat32, kBFloat16, kFloat16 };
 
 // A weight matrix [rows, columns], where it lies. `bias` [rows] may be null. Nothing is owned.
@@ -73,9 +75,19 @@ struct Prologue {
     Cache cache;
 };
 
+// Products of bfloat16 weights with activations rounded to bfloat16.
+struct RoundedProducts {
+    // Elements from one rounded row to the next.
+    int64_t (*stride)(const Weight& weight);
+    // Rounds x [tokens, columns] to out [tokens, stride]; zeros behind the columns up to a multiple of 32.
+    void (*round_rows)(const Weight& weight, const float* x, int64_t tokens, uint16_t* out);
+    // As KernelTable::linear, with rounded x [tokens, stride].
+    void (*linear)(const Weight& weight, const uint16_t* x, int64_t tokens, float* out, int64_t begin, int64_t end);
+};
 
 struct KernelTable {
     const char* name;
+    const RoundedProducts* rounded;  // null where the set has none
 
     // Bytes of scratch that `linear` needs for this weight.
     int64_t (*linear_scratch)(const Weight& weight);

@@ -21,9 +21,25 @@ extern const KernelTable kTable;
 namespace avx512 {
 extern const KernelTable kTable;
 }
+namespace avx512_bf16 {
+extern const RoundedProducts kProducts;
+}
 #endif
 
 namespace {
+
+#ifdef TOKENSPEED_X86
+// The kernels of avx512, and the products that AVX-512 BF16 adds to them.
+const KernelTable& avx512_bf16_table() {
+    static const KernelTable table = [] {
+        KernelTable extended = avx512::kTable;
+        extended.name = "avx512_bf16";
+        extended.rounded = &avx512_bf16::kProducts;
+        return extended;
+    }();
+    return table;
+}
+#endif
 
 // The named table, or null where this build or this machine lacks it.
 const KernelTable* find(const char* name) {
@@ -35,12 +51,14 @@ const KernelTable* find(const char* name) {
     const bool avx512_works = avx2_works && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     if (std::strcmp(name, "avx512") == 0 && avx512_works) return &avx512::kTable;
+    const bool bf16_works = avx512_works && __builtin_cpu_supports("avx512bf16");
+    if (std::strcmp(name, "avx512_bf16") == 0 && bf16_works) return &avx512_bf16_table();
 #endif
     return nullptr;
 }
 
 const KernelTable* best() {
-    for (const char* name : {"avx512", "avx2"})
+    for (const char* name : {"avx512_bf16", "avx512", "avx2"})
         if (const KernelTable* table = find(name)) return table;
     return &portable::kTable;
 }

@@ -1,5 +1,7 @@
 """gemm.linear and embedding.lookup on weights where they lie; contracts: tokenspeed_kernel.ops.gemm and .embedding."""
 
+from collections.abc import Callable
+
 import torch
 
 from tokenspeed_kernel.quantized import QuantizedTensor
@@ -18,7 +20,22 @@ def _matrix(weight: QuantizedTensor, bias: torch.Tensor | None) -> _native.Matri
 def make_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Kernel:
     """``fn(x [T, K], out [T, N])``. Keeps the weight alive; holds no copy of it."""
     dense_bias = None if bias is None else bias.contiguous()
-    multiply = _matrix(weight, dense_bias).multiply
+    return _product(_matrix(weight, dense_bias).multiply, weight, dense_bias)
+
+
+def make_rounded_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Kernel:
+    """``fn(x [T, K], out [T, N])`` with x rounded to bfloat16 in the call; bfloat16 weights, on the instruction set
+    avx512_bf16 only. Keeps the weight alive; holds no copy of it.
+
+    A call raises RuntimeError where another instruction set was put in force meanwhile.
+    """
+    dense_bias = None if bias is None else bias.contiguous()
+    return _product(_matrix(weight, dense_bias).multiply_rounded, weight, dense_bias)
+
+
+def _product(
+    multiply: Callable[[int, int, int], None], weight: QuantizedTensor, dense_bias: torch.Tensor | None
+) -> Kernel:
     rows, columns = weight.shape
 
     def check(x: torch.Tensor, out: torch.Tensor) -> None:

@@ -17,17 +17,36 @@ from tokenspeed_kernel_cpu import _native, attention, elementwise, linear, sampl
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
 
 SOLUTION = "cpu_native"
+ROUNDED_SOLUTION = "cpu_native_bf16"
+"""Products whose activations are rounded to bfloat16: chosen only where the caller allows it."""
 
 RECORDS = Path(__file__).parent / "verified.json"
 """What scripts/verify_cpu_kernels.py found, by kernel version and instruction set."""
 
-_LINEAR = frozenset(linear_signature(weight) for weight in WEIGHT_FORMATS.values())
-_LOOKUP = frozenset(lookup_signature(weight) for weight in WEIGHT_FORMATS.values())
+WEIGHTS = (
+    "float32",
+    "bfloat16",
+    "float16",
+    "gguf_q4_0",
+    "gguf_q4_1",
+    "gguf_q8_0",
+    "gguf_q2_k",
+    "gguf_q3_k",
+    "gguf_q4_k",
+    "gguf_q5_k",
+    "gguf_q6_k",
+)
+"""The weight formats that the native module reads."""
+
+_LINEAR = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in WEIGHTS)
+_LOOKUP = frozenset(lookup_signature(WEIGHT_FORMATS[name]) for name in WEIGHTS)
+_ROUNDED_LINEAR = frozenset({linear_signature(BFLOAT16)})
 _ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16))
 _NORM = frozenset({NORM_SIGNATURE})
 _ACTIVATION = frozenset({ACTIVATION_SIGNATURE})
 _SAMPLING = frozenset({SAMPLING_SIGNATURE})
 
+_SIZES: dict[str, TraitBound] = {"n": Range(0), "k": Range(1)}
 _HEADS: dict[str, TraitBound] = {
     "head_dim": MultipleOf(2, _native.MAX_HEAD_DIM),
     "q_per_kv": Range(1, _native.MAX_Q_PER_KV),
@@ -46,18 +65,22 @@ def _register(
     signatures: frozenset[FormatSignature],
     traits: Mapping[str, TraitBound] | None = None,
     version: str = "1",
+    *,
+    solution: str = SOLUTION,
+    features: frozenset[str] = frozenset(),
+    band: Band = Band.PERFORMANT,
 ) -> None:
     family, mode = operation.split(".")
     spec = KernelSpec(
-        name=f"cpu_{family}_{mode}",
+        name=f"cpu_{family}_{mode}" + solution.removeprefix(SOLUTION),
         family=family,
         mode=mode,
-        solution=SOLUTION,
-        capability=CapabilityRequirement(vendors=frozenset({"cpu"})),
+        solution=solution,
+        capability=CapabilityRequirement(vendors=frozenset({"cpu"}), features=features),
         signatures=signatures,
         traits=traits or {},
         version=version,
-        band=Band.PERFORMANT,
+        band=band,
         tags=frozenset({"deterministic", "row_invariant"}),
     )
     register_kernel(spec)(kernel)
@@ -67,8 +90,17 @@ def register() -> None:
     """Registers every kernel of this package with the records of its verification, and puts the platform's instruction
     set in force."""
     follow_platform()
-    _register("gemm.linear", linear.make_linear, _LINEAR, {"n": Range(0), "k": Range(1)})
-    _register("embedding.lookup", linear.make_lookup, _LOOKUP)
+    _register("gemm.linear", linear.make_linear, _LINEAR, _SIZES, version="2")
+    _register(
+        "gemm.linear",
+        linear.make_rounded_linear,
+        _ROUNDED_LINEAR,
+        {**_SIZES, "activations": one_of("bfloat16")},
+        solution=ROUNDED_SOLUTION,
+        features=frozenset({"avx512_bf16"}),
+        band=Band.SPECIALISED,
+    )
+    _register("embedding.lookup", linear.make_lookup, _LOOKUP, version="2")
     _register("norm.rms", elementwise.rms, _NORM)
     _register("norm.fused_add_rms", elementwise.fused_add_rms, _NORM)
     _register("activation.silu_and_mul", elementwise.silu_and_mul, _ACTIVATION)

@@ -16,7 +16,16 @@ _DENSE = {
     "F16": (torch.float16, "float16"),
     "BF16": (torch.bfloat16, "bfloat16"),
 }
-_QUANTIZED = {"Q4_0": "gguf_q4_0", "Q4_1": "gguf_q4_1", "Q8_0": "gguf_q8_0"}
+_QUANTIZED = {
+    "Q4_0": "gguf_q4_0",
+    "Q4_1": "gguf_q4_1",
+    "Q8_0": "gguf_q8_0",
+    "Q2_K": "gguf_q2_k",
+    "Q3_K": "gguf_q3_k",
+    "Q4_K": "gguf_q4_k",
+    "Q5_K": "gguf_q5_k",
+    "Q6_K": "gguf_q6_k",
+}
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER = {

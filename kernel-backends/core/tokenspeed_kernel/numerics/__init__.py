@@ -1,6 +1,17 @@
 """Trust: cases for every operation, the comparison with float64, and records of what was verified."""
 
-from tokenspeed_kernel.numerics import attention_cases, elementwise_cases, matrix_cases, sampling_cases
+from tokenspeed_kernel.numerics import (
+    attention_cases,
+    elementwise_cases,
+    matrix_cases,
+    mla_cases,
+    moe_cases,
+    prologue_cases,
+    quantize_cases,
+    ragged_cases,
+    rotary_cases,
+    sampling_cases,
+)
 from tokenspeed_kernel.numerics.cases import AnyOf, Buffers, Case, Close, Exact, register_cases
 from tokenspeed_kernel.numerics.verify import Report, verify_all, verify_kernel
 
@@ -14,7 +25,13 @@ __all__ = [
     "attention_cases",
     "elementwise_cases",
     "matrix_cases",
+    "mla_cases",
+    "moe_cases",
+    "prologue_cases",
+    "quantize_cases",
+    "ragged_cases",
     "register_cases",
+    "rotary_cases",
     "sampling_cases",
     "verify_all",
     "verify_kernel",

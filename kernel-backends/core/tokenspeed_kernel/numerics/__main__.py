@@ -21,6 +21,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kernel", metavar="NAME", action="append", default=[], help="only this kernel")
     parser.add_argument("--operation", metavar="NAME", action="append", default=[], help="only this one")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument("--full", action="store_true", help="slow cases too, and several seeds")
     parser.add_argument("--write", metavar="PATH", type=Path, help="write the verification records to this file")
     return parser
 
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"no kernel or operation {unknown[0]!r}; `tokenspeed-kernel list` shows them all", file=sys.stderr)
         return 2
     print(f"platform {platform.key}, {platform.cores} cores, seed {arguments.seed}")
-    reports = verify_all(registry, arguments.kernel, arguments.operation, seed=arguments.seed)
+    reports = verify_all(registry, arguments.kernel, arguments.operation, seed=arguments.seed, full=arguments.full)
     if not reports:
         print("no kernel of that name does that operation", file=sys.stderr)
         return 2

@@ -142,19 +142,19 @@ class Case:
 
 CaseGenerator: TypeAlias = Callable[[FormatSignature, torch.Generator], Iterator[Case]]
 
-_generators: dict[str, CaseGenerator] = {}
+_generators: dict[str, tuple[CaseGenerator, ...]] = {}
 
 
-def register_cases(operation: str, generator: CaseGenerator) -> None:
-    """Makes ``generator`` the source of cases for "family.mode". Raises ValueError where there is one already."""
+def register_cases(operation: str, generator: CaseGenerator, more: CaseGenerator | None = None) -> None:
+    """Makes ``generator`` the source of cases for "family.mode", and ``more`` that of the slow ones, which only a full
+    run takes. Raises ValueError where there is one already."""
     if operation in _generators:
-        raise ValueError(f"{operation} has a case generator already ({_generators[operation].__module__})")
-    _generators[operation] = generator
+        raise ValueError(f"{operation} has a case generator already ({_generators[operation][0].__module__})")
+    _generators[operation] = (generator,) if more is None else (generator, more)
 
 
-def cases_for(operation: str, signature: FormatSignature, seed: int) -> list[Case]:
-    """The cases of an operation for one signature; the same ones for the same seed. Empty where nobody wrote any."""
-    generator = _generators.get(operation)
-    if generator is None:
-        return []
-    return list(generator(signature, torch.Generator().manual_seed(seed)))
+def cases_for(operation: str, signature: FormatSignature, seed: int, full: bool = False) -> list[Case]:
+    """The cases of an operation for one signature, the slow ones where ``full``; the same ones for the same seed. Empty
+    where nobody wrote any."""
+    generators = _generators.get(operation, ())[: 2 if full else 1]
+    return [case for generator in generators for case in generator(signature, torch.Generator().manual_seed(seed))]

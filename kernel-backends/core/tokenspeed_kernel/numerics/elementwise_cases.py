@@ -1,4 +1,4 @@
-"""Cases of norm.rms, norm.fused_add_rms and activation.silu_and_mul."""
+"""Cases of norm.rms, norm.fused_add_rms, activation.silu_and_mul and activation.clamped_swiglu."""
 
 from collections.abc import Iterator
 
@@ -116,6 +116,37 @@ def silu_cases(_signature: FormatSignature, generator: torch.Generator) -> Itera
     yield _silu_case("from -120 to 120", gate, torch.ones_like(gate), fused=False)
 
 
+def _clamped_case(name: str, gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float) -> Case:
+    rows, width = gate.shape
+
+    def run(fn: KernelFunction, buffers: Buffers, step: int) -> Outputs:
+        out = buffers.output("out", (rows, width), _FLOAT32)
+        both = buffers.read_only("gate and up", torch.cat([gate, up], dim=1))
+        for start in range(0, max(1, rows), max(1, step)):
+            part = slice(start, start + step)
+            fn(both[part, :width], both[part, width:], alpha, limit, out[part])
+        return {"out": out}
+
+    def expect() -> dict[str, Expectation]:
+        wide, factor = gate.double().clamp(max=limit), up.double().clamp(-limit, limit) + 1.0
+        gated = wide / (1.0 + torch.exp(-alpha * wide))
+        # up + 1 is rounded where it nearly cancels, alpha * gate before its exponential is taken
+        size = gated.abs() * (factor.abs() + 1.0) * (1.0 + alpha * wide.abs())
+        return {"out": Close(gated * factor, UNIT_ROUNDOFF[_FLOAT32] * 64.0 * size + _SMALLEST)}
+
+    return Case(name, {}, lambda fn, b: run(fn, b, rows), expect, split=lambda fn, b: run(fn, b, 1))
+
+
+def clamped_swiglu_cases(_signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
+    """Odd widths, no rows, most elements beyond the limit, gates from -120 to 120."""
+    for rows, width in _SHAPES:
+        gate, up = (torch.randn(rows, width, generator=generator) * 6.0 for _ in range(2))
+        yield _clamped_case(f"{rows} x {width}", gate, up, 1.702, 7.0)
+    gate = torch.linspace(-120.0, 120.0, 482).reshape(2, 241)
+    yield _clamped_case("from -120 to 120", gate, gate.flip(0), 1.0, 50.0)
+
+
 register_cases("norm.rms", rms_cases)
 register_cases("norm.fused_add_rms", fused_add_rms_cases)
 register_cases("activation.silu_and_mul", silu_cases)
+register_cases("activation.clamped_swiglu", clamped_swiglu_cases)

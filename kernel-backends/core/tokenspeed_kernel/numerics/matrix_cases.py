@@ -1,10 +1,11 @@
-"""Cases of gemm.linear and embedding.lookup."""
+"""Cases of gemm.linear, gemm.head_linear and embedding.lookup."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 
+from tokenspeed_kernel.gguf_blocks import BLOCK_ELEMENTS
 from tokenspeed_kernel.numerics.cases import (
     UNIT_ROUNDOFF,
     Buffers,
@@ -20,6 +21,7 @@ from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import KernelFunction
 from tokenspeed_kernel.signature import WEIGHT_FORMATS, FormatSignature
+from tokenspeed_kernel.traits import TraitValue
 
 _FORMAT_NAMES = {tensor_format: name for name, tensor_format in WEIGHT_FORMATS.items()}
 
@@ -36,8 +38,17 @@ _LINEAR_SHAPES = (
 )
 
 
-def _linear_case(name: str, x: torch.Tensor, random: RandomWeight, bias: torch.Tensor | None) -> Case:
+def _whole_blocks(format_name: str, columns: int) -> int:
+    """The least multiple of a block's elements that is not below ``columns``."""
+    elements = BLOCK_ELEMENTS.get(format_name, 1)
+    return (columns + elements - 1) // elements * elements
+
+
+def _linear_case(
+    name: str, x: torch.Tensor, random: RandomWeight, bias: torch.Tensor | None, activations: str = "float32"
+) -> Case:
     n, k = random.weight.shape
+    rounding = 0.0 if activations == "float32" else UNIT_ROUNDOFF[getattr(torch, activations)]
 
     def call(fn: KernelFunction, buffers: Buffers) -> Outputs:
         out = buffers.output("out", (x.shape[0], n), torch.float32)
@@ -57,23 +68,69 @@ def _linear_case(name: str, x: torch.Tensor, random: RandomWeight, bias: torch.T
         size = x.double().abs() @ random.magnitude.T
         if bias is not None:
             exact, size = exact + bias.double(), size + bias.double().abs()
-        return {"out": Close(exact, UNIT_ROUNDOFF[torch.float32] * (k**0.5 + 8.0) * size)}
+        return {"out": Close(exact, (rounding + UNIT_ROUNDOFF[torch.float32] * (k**0.5 + 8.0)) * size)}
 
-    return Case(name, {"n": n, "k": k}, call, expect, {"weight": random.weight, "bias": bias}, split)
+    traits: dict[str, TraitValue] = {"n": n, "k": k, "activations": activations}
+    return Case(name, traits, call, expect, {"weight": random.weight, "bias": bias}, split)
 
 
 def linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Odd sizes, no rows, one row, one output, many rows; with and without a bias; and inputs of very different
-    sizes."""
+    sizes. With bfloat16 weights all of it again for kernels that may round their inputs to bfloat16."""
     format_name = _FORMAT_NAMES[signature["weight"]]
     for name, rows, n, k, with_bias in _LINEAR_SHAPES:
-        k = k if not format_name.startswith("gguf") else (k + 31) // 32 * 32
+        k = _whole_blocks(format_name, k)
         random = random_weight(format_name, n, k, generator)
         bias = torch.randn(n, generator=generator) if with_bias else None
-        yield _linear_case(name, torch.randn(rows, k, generator=generator), random, bias)
-    random = random_weight(format_name, 24, 128, generator)
-    x = torch.randn(4, 128, generator=generator) * torch.logspace(-12, 4, 128)
+        x = torch.randn(rows, k, generator=generator)
+        yield _linear_case(name, x, random, bias)
+        if format_name == "bfloat16":
+            yield _linear_case(f"{name}, rounded", x, random, bias, "bfloat16")
+    k = _whole_blocks(format_name, 128)
+    random = random_weight(format_name, 24, k, generator)
+    x = torch.randn(4, k, generator=generator) * torch.logspace(-12, 4, k)
     yield _linear_case("inputs over sixteen decades", x, random, None)
+    if format_name == "bfloat16":
+        yield _linear_case("inputs over sixteen decades, rounded", x, random, None, "bfloat16")
+
+
+def _head_linear_case(name: str, x: torch.Tensor, spare: int, random: RandomWeight) -> Case:
+    """x float32 [T, heads, K + spare], of which the first K are taken."""
+    rows, heads = x.shape[:2]
+    n, k = random.weight.shape[0] // heads, random.weight.shape[1]
+
+    def run(fn: KernelFunction, buffers: Buffers, step: int) -> Outputs:
+        out = buffers.output("out", (rows, heads, n + spare), torch.float32)
+        held = buffers.read_only("x", x)
+        for start in range(0, max(1, rows), max(1, step)):
+            part = slice(start, start + step)
+            fn(held[part, :, :k], out[part, :, :n])
+        return {"out": out}
+
+    def expect() -> dict[str, Expectation]:
+        values, sizes = (w.reshape(heads, n, k) for w in (random.values, random.magnitude))
+        exact, size = torch.full((2, rows, heads, n + spare), torch.nan, dtype=torch.float64)
+        for head in range(heads):
+            exact[:, head, :n] = x[:, head, :k].double() @ values[head].T
+            size[:, head, :n] = x[:, head, :k].double().abs() @ sizes[head].T
+        return {"out": Close(exact, UNIT_ROUNDOFF[torch.float32] * (k**0.5 + 8.0) * size)}
+
+    bound = {"weight": random.weight, "heads": heads}
+    return Case(name, {"n": n, "k": k}, partial(run, step=rows), expect, bound, partial(run, step=1))
+
+
+def head_linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
+    """The products of latent attention, odd sizes, no rows, heads that lie among other elements."""
+    format_name = _FORMAT_NAMES[signature["weight"]]
+    for name, rows, heads, n, k, spare in (
+        ("queries to latents", 3, 4, 64, 32, 16),
+        ("latents to values", 17, 3, 32, 96, 0),
+        ("no rows", 0, 2, 8, 32, 4),
+        ("odd sizes", 2, 5, 7, 37, 3),
+    ):
+        k = k if not format_name.startswith("gguf") else (k + 255) // 256 * 256
+        random = random_weight(format_name, heads * n, k, generator)
+        yield _head_linear_case(name, torch.randn(rows, heads, k + spare, generator=generator), spare, random)
 
 
 def _lookup_case(name: str, weight: QuantizedTensor, ids: torch.Tensor, rows: Callable[[], torch.Tensor]) -> Case:
@@ -122,7 +179,7 @@ def lookup_cases(signature: FormatSignature, generator: torch.Generator) -> Iter
         ("first, last and repeated", 211, 96, [210, 0, 7, 7, 7, 210, 100]),
         ("wide", 40, 576, list(range(39, -1, -1))),
     ):
-        random = random_weight(format_name, rows, width, generator)
+        random = random_weight(format_name, rows, _whole_blocks(format_name, width), generator)
         index = torch.tensor(ids, dtype=torch.int32)
         yield _lookup_case(name, random.weight, index, partial(random.values.index_select, 0, index))
     if format_name == "bfloat16":
@@ -132,4 +189,5 @@ def lookup_cases(signature: FormatSignature, generator: torch.Generator) -> Iter
 
 
 register_cases("gemm.linear", linear_cases)
+register_cases("gemm.head_linear", head_linear_cases)
 register_cases("embedding.lookup", lookup_cases)

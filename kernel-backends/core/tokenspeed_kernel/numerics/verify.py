@@ -4,8 +4,11 @@ The reference of an operation is held to the same bounds as every other kernel o
 lie within twice the bound of each other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
 
 import torch
 
@@ -22,11 +25,14 @@ from tokenspeed_kernel.numerics.cases import (
 )
 from tokenspeed_kernel.oracle import VerificationRecord
 from tokenspeed_kernel.platform import PlatformInfo, current_platform
-from tokenspeed_kernel.registry import KernelFunction, KernelRegistry, RegisteredKernel
+from tokenspeed_kernel.registry import Band, KernelFunction, KernelRegistry, RegisteredKernel
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import complete_request, refusal
 
 WORST_SHOWN = 5
+
+FULL_SEEDS = 3
+"""How many seeds a full run takes."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,16 @@ def _excess(output: torch.Tensor, expectation: Close) -> torch.Tensor:
     return torch.where(agree, 0.0, torch.where(torch.isnan(ratio), torch.inf, ratio))
 
 
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _run(case: Case, fn: KernelFunction) -> tuple[Outputs, list[str]]:
     buffers = Buffers()
     outputs = case.call(fn, buffers)
@@ -128,9 +144,25 @@ def _unequal(one: Outputs, other: Outputs) -> list[str]:
     return [name for name in one if not same_bits(one[name], other[name])]
 
 
-def _check_case(kernel: RegisteredKernel, case: Case, expected: dict[str, Expectation]) -> tuple[float, list[str]]:
+def _made(kernel: RegisteredKernel, case: Case, threads: int) -> KernelFunction:
+    """The kernel of a case, made and run on ``threads`` threads; a reference on one, like the truth."""
+    if kernel.spec.band is Band.REFERENCE:
+        return make_kernel(kernel.spec, kernel.fn, case.bound) if case.bound else kernel.fn
+    with _torch_threads(threads):
+        fn = make_kernel(kernel.spec, kernel.fn, case.bound) if case.bound else kernel.fn
+
+    def run(*arguments: Any) -> None:
+        with _torch_threads(threads):
+            fn(*arguments)
+
+    return run
+
+
+def _check_case(
+    kernel: RegisteredKernel, case: Case, expected: dict[str, Expectation], threads: int
+) -> tuple[float, list[str]]:
     """The worst error, and what is wrong, of one kernel in one case."""
-    fn = make_kernel(kernel.spec, kernel.fn, case.bound) if case.bound else kernel.fn
+    fn = _made(kernel, case, threads)
     outputs, problems = _run(case, fn)
     error = 0.0
     for name, expectation in expected.items():
@@ -149,33 +181,54 @@ def _check_case(kernel: RegisteredKernel, case: Case, expected: dict[str, Expect
 
 
 def verify_kernel(
-    kernel: RegisteredKernel, registry: KernelRegistry, *, platform: PlatformInfo | None = None, seed: int = 0
+    kernel: RegisteredKernel,
+    registry: KernelRegistry,
+    *,
+    platform: PlatformInfo | None = None,
+    seed: int = 0,
+    full: bool = False,
 ) -> Report:
-    """Runs every case of every signature of the kernel. Never raises for what the kernel does: an exception is a
-    failure."""
+    """Runs every case of every signature of the kernel; where ``full``, the slow ones too, and all of them with the
+    FULL_SEEDS seeds from ``seed`` on. Never raises for what the kernel does: an exception is a failure."""
     spec, platform = kernel.spec, platform or current_platform()
     report = Report(spec.name, spec.operation, spec.capability.refusal(platform))
     if report.skipped is not None:
         return report
+    threads = torch.get_num_threads()
     vocabulary = registry.operation(spec.family, spec.mode).traits
-    for signature in sorted(spec.signatures, key=str):
-        for case in cases_for(spec.operation, signature, seed):
-            if refusal(spec.traits, complete_request(spec.operation, case.traits, vocabulary), vocabulary) is not None:
-                report.unfit += 1
-                continue
-            report.cases += 1
-            try:
-                error, problems = _check_case(kernel, case, case.expect())
-            except Exception as raised:  # whatever a stranger's kernel raises is a finding, not the end of the run
-                error, problems = torch.inf, [f"raised {type(raised).__name__}: {raised}"]
-            report.error = max(report.error, error)
-            if problems:
-                report.failures.append(Failure(case.name, signature, tuple(problems)))
+    # Cases are small: PyTorch, which makes and judges them, is many times slower where its threads wait for each other.
+    # The kernel itself gets all of them.
+    with _torch_threads(1):
+        for signature, number in product(sorted(spec.signatures, key=str), range(FULL_SEEDS if full else 1)):
+            for case in cases_for(spec.operation, signature, seed + number, full):
+                request = complete_request(spec.operation, case.traits, vocabulary)
+                if refusal(spec.traits, request, vocabulary) is not None:
+                    report.unfit += 1
+                    continue
+                report.cases += 1
+                error, problems = _judge(kernel, case, threads)
+                report.error = max(report.error, error)
+                if problems:
+                    report.failures.append(Failure(case.name, signature, tuple(problems)))
     return report
 
 
+def _judge(kernel: RegisteredKernel, case: Case, threads: int) -> tuple[float, list[str]]:
+    """As _check_case, with what the kernel raises made a problem."""
+    expected = case.expect()
+    try:
+        return _check_case(kernel, case, expected, threads)
+    except Exception as raised:  # whatever a stranger's kernel raises is a finding, not the end of the run
+        return torch.inf, [f"raised {type(raised).__name__}: {raised}"]
+
+
 def verify_all(
-    registry: KernelRegistry, names: Sequence[str] = (), operations: Sequence[str] = (), *, seed: int = 0
+    registry: KernelRegistry,
+    names: Sequence[str] = (),
+    operations: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    full: bool = False,
 ) -> list[Report]:
     """Reports of the kernels named, or of all kernels of the operations named, or of all; references first."""
     chosen = [
@@ -184,4 +237,4 @@ def verify_all(
         if (not names or kernel.spec.name in names) and (not operations or kernel.spec.operation in operations)
     ]
     chosen.sort(key=lambda kernel: (kernel.spec.operation, kernel.spec.band, kernel.spec.name))
-    return [verify_kernel(kernel, registry, seed=seed) for kernel in chosen]
+    return [verify_kernel(kernel, registry, seed=seed, full=full) for kernel in chosen]

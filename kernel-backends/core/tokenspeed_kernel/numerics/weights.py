@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
+from tokenspeed_kernel.numerics.k_quants import GROUP_ELEMENTS, random_blocks
 from tokenspeed_kernel.quantized import DENSE_DTYPES, QuantizedTensor
 
 
@@ -26,23 +27,28 @@ class RandomWeight:
 
 
 def random_weight(format_name: str, rows: int, columns: int, generator: torch.Generator) -> RandomWeight:
-    """A weight of about unit row norm. ``columns`` is a multiple of 32 for blocked formats."""
+    """A weight of about unit row norm. ``columns`` is a multiple of a block's elements for blocked formats."""
     source = f"random {format_name} [{rows}, {columns}]"
     if format_name in DENSE_DTYPES:
         dense = (torch.randn(rows, columns, generator=generator) / columns**0.5).to(DENSE_DTYPES[format_name])
         weight = QuantizedTensor(format_name, (rows, columns), {"data": dense}, source)
         return RandomWeight(weight, dense.double(), dense.double().abs())
-    blocks = columns // BLOCK_ELEMENTS
+    elements = BLOCK_ELEMENTS[format_name]
+    blocks = columns // elements
+    if format_name in GROUP_ELEMENTS:
+        made = random_blocks(format_name, rows, blocks, 1.0 / columns**0.5, generator)
+        weight = QuantizedTensor(format_name, (rows, columns), {"blocks": made.plane.reshape(rows, -1)}, source)
+        return RandomWeight(weight, made.values.reshape(rows, columns), made.magnitude.reshape(rows, columns))
     scale = (torch.rand(rows, blocks, 1, generator=generator) + 0.5) / (4.0 * columns**0.5)
     if format_name == "gguf_q8_0":
         scale = (scale / 16.0).half()
-        quants = torch.randint(-128, 128, (rows, blocks, BLOCK_ELEMENTS), generator=generator, dtype=torch.int8)
+        quants = torch.randint(-128, 128, (rows, blocks, elements), generator=generator, dtype=torch.int8)
         parts = [scale.view(torch.uint8), quants.view(torch.uint8)]
         values = scale.double() * quants.double()
         magnitude = values.abs()
     else:
         scale = scale.half()
-        nibbles = torch.randint(0, 16, (rows, blocks, BLOCK_ELEMENTS), generator=generator, dtype=torch.uint8)
+        nibbles = torch.randint(0, 16, (rows, blocks, elements), generator=generator, dtype=torch.uint8)
         packed = nibbles[..., :16] | (nibbles[..., 16:] << 4)
         parts = [scale.view(torch.uint8)]
         offset = scale.double() * -8.0

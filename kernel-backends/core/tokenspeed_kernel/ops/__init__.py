@@ -4,24 +4,41 @@ Bind once, at build; keep ``Bound.fn`` and call it. Nothing is selected on a hot
 preallocated.
 """
 
-from tokenspeed_kernel.ops.activation import bind_silu_and_mul
+from tokenspeed_kernel.ops.activation import bind_clamped_swiglu, bind_silu_and_mul
 from tokenspeed_kernel.ops.attention import bind_attention_decode, bind_attention_extend, bind_gqa_prologue
 from tokenspeed_kernel.ops.embedding import bind_embedding
-from tokenspeed_kernel.ops.gemm import bind_linear
+from tokenspeed_kernel.ops.gemm import bind_head_linear, bind_linear
+from tokenspeed_kernel.ops.merge import bind_merge_partials
+from tokenspeed_kernel.ops.mla import bind_mla_prologue, bind_mla_read
+from tokenspeed_kernel.ops.moe import bind_experts, bind_route
 from tokenspeed_kernel.ops.norm import bind_fused_add_rms_norm, bind_rms_norm
+from tokenspeed_kernel.ops.quantize import bind_quantize_rows, bind_restore
+from tokenspeed_kernel.ops.ragged import bind_attention_ragged
+from tokenspeed_kernel.ops.rotary import bind_rotary
 from tokenspeed_kernel.ops.sampling import bind_apply_penalties, bind_has_nan, bind_logprobs, bind_sample
 
 __all__ = [
     "bind_apply_penalties",
     "bind_attention_decode",
     "bind_attention_extend",
+    "bind_attention_ragged",
+    "bind_clamped_swiglu",
     "bind_embedding",
+    "bind_experts",
     "bind_fused_add_rms_norm",
     "bind_gqa_prologue",
     "bind_has_nan",
+    "bind_head_linear",
     "bind_linear",
     "bind_logprobs",
+    "bind_merge_partials",
+    "bind_mla_prologue",
+    "bind_mla_read",
+    "bind_quantize_rows",
+    "bind_restore",
     "bind_rms_norm",
+    "bind_rotary",
+    "bind_route",
     "bind_sample",
     "bind_silu_and_mul",
 ]

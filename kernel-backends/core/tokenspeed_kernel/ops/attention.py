@@ -13,13 +13,15 @@ gqa_prologue: the only writer of KV
     k, v      float32 [T, Hkv, D]; what they hold afterwards is unspecified. q, k and v may be row-strided views of
               one [T, (Hq + 2 Hkv) * D] buffer; the heads of a row are dense.
     positions int32 [T].
-    cos_sin   float32 [P, D]: cosines in the first D/2 columns, sines in the last.
+    cos_sin   float32 [P, R]: cosines in the first R/2 columns, sines in the last. R = D, or an even R below D with
+              the trait partial_rotary: then only the first R elements of a head are rotated.
     q_norm, k_norm  float32 [D], both given or both None, as the trait qk_norm says; eps a Python float.
     slots     int64 [T]: slot = block * g + offset. A slot below 0 or in block 0 is padding: it lands in block 0, in
               any order.
-    First, per-head RMS norm of q and k where weights are given. Then rotary of q and k, pairing i with i + D/2:
-    x'[i] = x[i] * cos[i] - x[i + D/2] * sin[i] and x'[i + D/2] = x[i + D/2] * cos[i] + x[i] * sin[i]. Then k and v,
-    rounded to the KV dtype (to nearest, ties to even), are written at their slots.
+    First, per-head RMS norm of q and k where weights are given. Then rotary of q and k, pairing i with i + R/2:
+    x'[i] = x[i] * cos[i] - x[i + R/2] * sin[i] and x'[i + R/2] = x[i + R/2] * cos[i] + x[i] * sin[i]. Then k and v,
+    rounded to the KV dtype (to nearest, ties to even), are written at their slots. A checkpoint that pairs neighbours
+    has the rows of its q and k weights permuted when it is loaded.
 
 decode
     ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, window, out) -> None``
@@ -41,17 +43,23 @@ Both of them
     Tag "row_invariant": the bits of a query's output depend neither on other queries, nor on the chunking, nor on
     which of the two operations computed it; the keys are taken in fixed tiles from position 0.
 
-Roles: input, kv. Traits of the prologue: head_dim, q_per_kv, qk_norm; of the others: head_dim, q_per_kv,
-kernel_page_size (g), causal, windowed (whether a window above 0 may be given).
+    Sinks and soft cap: bound with the trait sinks or soft_cap, a kernel is called with two more arguments behind out,
+    ``sinks`` (float32 [Hq], None for none) and ``soft_cap`` (a Python float, 0.0 for none); bound without both, it is
+    never given them. A soft cap c above 0 replaces the scaled score s of a key by c * tanh(s / c). A head's sink is one
+    more score in its softmax, after the cap, that has no value: the weights then sum to less than 1.
+
+Roles: input, kv. Traits of the prologue: head_dim, q_per_kv, qk_norm, partial_rotary; of the others: head_dim,
+q_per_kv, kernel_page_size (g), causal, windowed (whether a window above 0 may be given), sinks, soft_cap.
 """
 
 import torch
 
 from tokenspeed_kernel.binding import Bound, bind
+from tokenspeed_kernel.ops.paged_reference import ScoreRules, attend_row
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, FormatSignature, dense
-from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, flag_trait, one_of, size_trait
+from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, TraitValue, flag_trait, one_of, size_trait
 
 ATTENTION_ROLES = frozenset({"input", "kv"})
 
@@ -64,6 +72,8 @@ _READ_TRAITS = {
     PAGE_SIZE_TRAIT: size_trait("tokens of one page of the page table", 64),
     "causal": flag_trait("a query reads no keys beyond its own position", True),
     "windowed": flag_trait("a window above 0 may be given", False, default=False),
+    "sinks": flag_trait("the call gives a sink score for each head", False, default=False),
+    "soft_cap": flag_trait("the call caps its scores", False, default=False),
 }
 
 GQA_PROLOGUE = declare_operation(
@@ -71,7 +81,11 @@ GQA_PROLOGUE = declare_operation(
         family="attention",
         mode="gqa_prologue",
         roles=ATTENTION_ROLES,
-        traits={**_HEAD_TRAITS, "qk_norm": flag_trait("q and k are normed per head", False)},
+        traits={
+            **_HEAD_TRAITS,
+            "qk_norm": flag_trait("q and k are normed per head", False),
+            "partial_rotary": flag_trait("cos_sin is narrower than a head", False, default=False),
+        },
         arguments="q, k, v, positions, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, slots",
     )
 )
@@ -122,6 +136,8 @@ _READ_BOUNDS: dict[str, TraitBound] = {
     PAGE_SIZE_TRAIT: MultipleOf(1),
     "causal": one_of(True),
     "windowed": one_of(False, True),
+    "sinks": one_of(False, True),
+    "soft_cap": one_of(False, True),
 }
 
 
@@ -130,13 +146,22 @@ def _head_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tenso
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D] by the angles whose cos and sin are [T, 1, D/2]."""
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+    """The first R elements of the heads of x [T, heads, D] by the angles whose cos and sin are [T, 1, R/2]."""
+    half = cos.shape[-1]
+    low, high, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1)
 
 
 @register_kernel(
-    _reference_spec("gqa_prologue", {"head_dim": MultipleOf(2), "q_per_kv": Range(1), "qk_norm": one_of(False, True)})
+    _reference_spec(
+        "gqa_prologue",
+        {
+            "head_dim": MultipleOf(2),
+            "q_per_kv": Range(1),
+            "qk_norm": one_of(False, True),
+            "partial_rotary": one_of(False, True),
+        },
+    )
 )
 def reference_gqa_prologue(
     q: torch.Tensor,
@@ -163,39 +188,6 @@ def reference_gqa_prologue(
     v_cache[block, :, offset] = v.to(v_cache.dtype)
 
 
-def _attend(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    pages: torch.Tensor,
-    seq_len: int,
-    scale: float,
-    window: int,
-    out: torch.Tensor,
-) -> None:
-    """One row: the queries q [n, Hq, D] at its last n positions; pages int32 [max_pages]."""
-    queries, query_heads, head_dim = q.shape
-    heads, granularity = k_cache.shape[1], k_cache.shape[2]
-    first = max(0, seq_len - queries + 1 - window) if window else 0
-    first_page = first // granularity
-    used = pages[first_page : (seq_len + granularity - 1) // granularity].long()
-    seen = slice(first - first_page * granularity, seq_len - first_page * granularity)
-    keys, values = (
-        cache[used].float().transpose(0, 1).reshape(heads, -1, head_dim)[:, seen] for cache in (k_cache, v_cache)
-    )
-    grouped = q.reshape(queries, heads, query_heads // heads, head_dim)
-    scores = torch.einsum("nhgd,hld->nhgl", grouped, keys) * scale
-    position = torch.arange(seq_len - queries, seq_len)
-    key_position = torch.arange(first, seq_len)
-    hidden = key_position > position.unsqueeze(1)
-    if window:
-        hidden |= key_position <= position.unsqueeze(1) - window
-    scores.masked_fill_(hidden[:, None, None, :], -torch.inf)
-    result = torch.einsum("nhgl,hld->nhgd", torch.softmax(scores, dim=-1), values)
-    out.copy_(result.reshape(queries, query_heads, head_dim))
-    out[position < 0] = 0.0
-
-
 @register_kernel(_reference_spec("extend", _READ_BOUNDS))
 def reference_extend(
     q: torch.Tensor,
@@ -207,15 +199,14 @@ def reference_extend(
     scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """attention.extend by PyTorch: each row's keys and values are gathered, then a softmax over them in float32."""
-    starts = query_start.tolist()
+    starts, rules = query_start.tolist(), ScoreRules(scale, window, soft_cap, sinks)
     for row, seq_len in enumerate(seq_lens.tolist()):
         queries = slice(starts[row], starts[row + 1])
-        if seq_len == 0:
-            out[queries] = 0.0
-        elif queries.start < queries.stop:
-            _attend(q[queries], k_cache, v_cache, page_table[row], seq_len, scale, window, out[queries])
+        out[queries] = attend_row(q[queries], k_cache, v_cache, page_table[row], seq_len, rules)[0]
 
 
 @register_kernel(_reference_spec("decode", _READ_BOUNDS))
@@ -228,6 +219,8 @@ def reference_decode(
     scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """attention.decode by PyTorch: an extend of W queries in every row."""
     rows = seq_lens.shape[0]
@@ -235,14 +228,20 @@ def reference_decode(
         return
     width = q.shape[0] // rows
     query_start = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
-    reference_extend(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out)
+    reference_extend(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out, sinks, soft_cap)
 
 
 def bind_gqa_prologue(
-    *, head_dim: int, q_per_kv: int, qk_norm: bool, kv_dtype: torch.dtype, override: str | None = None
+    *,
+    head_dim: int,
+    q_per_kv: int,
+    qk_norm: bool,
+    partial_rotary: bool = False,
+    kv_dtype: torch.dtype,
+    override: str | None = None,
 ) -> Bound:
     """Chooses ``fn(q, k, v, positions, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, slots)``."""
-    traits = {"head_dim": head_dim, "q_per_kv": q_per_kv, "qk_norm": qk_norm}
+    traits = {"head_dim": head_dim, "q_per_kv": q_per_kv, "qk_norm": qk_norm, "partial_rotary": partial_rotary}
     return bind("attention", "gqa_prologue", attention_signature(kv_dtype), traits, override=override)
 
 
@@ -251,16 +250,16 @@ def _bind_read(
     head_dim: int,
     q_per_kv: int,
     kernel_page_size: int,
-    windowed: bool,
+    flags: dict[str, bool],
     kv_dtype: torch.dtype,
     override: str | None,
 ) -> Bound:
-    traits = {
+    traits: dict[str, TraitValue] = {
         "head_dim": head_dim,
         "q_per_kv": q_per_kv,
         PAGE_SIZE_TRAIT: kernel_page_size,
         "causal": True,
-        "windowed": windowed,
+        **flags,
     }
     return bind("attention", mode, attention_signature(kv_dtype), traits, override=override)
 
@@ -271,12 +270,15 @@ def bind_attention_decode(
     q_per_kv: int,
     kernel_page_size: int,
     windowed: bool = False,
+    sinks: bool = False,
+    soft_cap: bool = False,
     kv_dtype: torch.dtype,
     override: str | None = None,
 ) -> Bound:
     """Chooses ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, window, out)``; ``window`` is 0 unless
-    ``windowed``."""
-    return _bind_read("decode", head_dim, q_per_kv, kernel_page_size, windowed, kv_dtype, override)
+    ``windowed``, and ``sinks, soft_cap`` follow where one of these is set."""
+    flags = {"windowed": windowed, "sinks": sinks, "soft_cap": soft_cap}
+    return _bind_read("decode", head_dim, q_per_kv, kernel_page_size, flags, kv_dtype, override)
 
 
 def bind_attention_extend(
@@ -285,9 +287,12 @@ def bind_attention_extend(
     q_per_kv: int,
     kernel_page_size: int,
     windowed: bool = False,
+    sinks: bool = False,
+    soft_cap: bool = False,
     kv_dtype: torch.dtype,
     override: str | None = None,
 ) -> Bound:
     """Chooses ``fn(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out)``; ``window`` is 0
-    unless ``windowed``."""
-    return _bind_read("extend", head_dim, q_per_kv, kernel_page_size, windowed, kv_dtype, override)
+    unless ``windowed``, and ``sinks, soft_cap`` follow where one of these is set."""
+    flags = {"windowed": windowed, "sinks": sinks, "soft_cap": soft_cap}
+    return _bind_read("extend", head_dim, q_per_kv, kernel_page_size, flags, kv_dtype, override)

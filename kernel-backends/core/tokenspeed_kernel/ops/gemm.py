@@ -1,15 +1,26 @@
-"""gemm.linear: out = x @ weight.T + bias.
+"""gemm.linear: out = x @ weight.T + bias; and gemm.head_linear, the same with a matrix for each head.
 
-Contract
+linear
     Registered callable: a factory ``make(weight: QuantizedTensor, bias: Tensor | None) -> fn``. The factory may keep
     the weight's planes (they outlive the kernel and may be read-only) and must not change them.
     ``fn(x, out) -> None``: x float32 [T, K], out float32 [T, N]; both contiguous, not overlapping; bias float32 [N]
     or None. T may be 0. The sum over K is in float32 at least. A kernel tagged "row_invariant" gives a row the same
     bits whatever T is.
 
-Roles: input, weight, output. Traits: n, k.
+head_linear
+    Registered callable: a factory ``make(weight: QuantizedTensor, heads: int) -> fn``; weight [heads * N, K].
+    ``fn(x, out) -> None``: x float32 [T, heads, K], out float32 [T, heads, N]; rows and heads of both at any stride,
+    their elements dense; not overlapping. out[t, h] = weight[h * N : (h + 1) * N] @ x[t, h]. T may be 0. Latent
+    attention takes its plain queries to the latents by it and its output back (see mla.py).
+
+Roles: input, weight, output. Traits: n, k (of head_linear, those of one head); linear has activations too.
+
+The trait ``activations`` says what x is rounded to before the product: "float32", nothing, is the default; under
+"bfloat16" the sums stay float32, and each result lies within 2^-8 of the sum of its terms' absolute values. A kernel
+that rounds takes "bfloat16" only, so none is chosen unless somebody asked for it.
 """
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -17,8 +28,14 @@ import torch
 from tokenspeed_kernel.binding import Bound, bind
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
+from tokenspeed_kernel.selection import SelectionError
 from tokenspeed_kernel.signature import FLOAT32, WEIGHT_FORMATS, FormatSignature, TensorFormat
-from tokenspeed_kernel.traits import Range, size_trait
+from tokenspeed_kernel.traits import OneOf, Range, TraitDeclaration, TraitValue, size_trait
+
+ACTIVATIONS_VARIABLE = "TOKENSPEED_KERNEL_ACTIVATIONS"
+"""Environment: the ``activations`` of every product whose caller says none."""
+
+ACTIVATIONS = ("float32", "bfloat16")
 
 LINEAR = declare_operation(
     Operation(
@@ -28,9 +45,26 @@ LINEAR = declare_operation(
         traits={
             "n": size_trait("outputs: rows of the weight", 576),
             "k": size_trait("inputs: columns of the weight", 576),
+            "activations": TraitDeclaration(
+                (OneOf,), str, "what x is rounded to before the product", "float32", default="float32"
+            ),
         },
         bound=("weight", "bias"),
         arguments="x [T, K], out [T, N]",
+    )
+)
+
+HEAD_LINEAR = declare_operation(
+    Operation(
+        family="gemm",
+        mode="head_linear",
+        roles=frozenset({"input", "weight", "output"}),
+        traits={
+            "n": size_trait("outputs of a head", 512),
+            "k": size_trait("inputs of a head", 128),
+        },
+        bound=("weight", "heads"),
+        arguments="x [T, heads, K], out [T, heads, N]",
     )
 )
 
@@ -40,18 +74,20 @@ def linear_signature(weight: TensorFormat) -> FormatSignature:
     return FormatSignature.of(input=FLOAT32, weight=weight, output=FLOAT32)
 
 
-@register_kernel(
-    KernelSpec(
-        name="reference_gemm_linear",
+def _reference_spec(mode: str) -> KernelSpec:
+    return KernelSpec(
+        name=f"reference_gemm_{mode}",
         family="gemm",
-        mode="linear",
+        mode=mode,
         solution="reference",
         signatures=frozenset(linear_signature(weight) for weight in WEIGHT_FORMATS.values()),
         traits={"n": Range(0), "k": Range(1)},
         band=Band.REFERENCE,
         tags=frozenset({"deterministic"}),
     )
-)
+
+
+@register_kernel(_reference_spec("linear"))
 def make_reference_linear(
     weight: QuantizedTensor, bias: torch.Tensor | None
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
@@ -66,19 +102,62 @@ def make_reference_linear(
     return linear
 
 
-def bind_linear(weight: QuantizedTensor, bias: torch.Tensor | None, *, override: str | None = None) -> Bound:
+@register_kernel(_reference_spec("head_linear"))
+def make_reference_head_linear(weight: QuantizedTensor, heads: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """gemm.head_linear by PyTorch."""
+    matrices = weight.dequantize().reshape(heads, weight.shape[0] // heads, weight.shape[1])
+
+    def head_linear(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.einsum("thk,hnk->thn", x, matrices))
+
+    return head_linear
+
+
+def bind_linear(
+    weight: QuantizedTensor,
+    bias: torch.Tensor | None,
+    *,
+    activations: str | None = None,
+    override: str | None = None,
+) -> Bound:
     """Chooses and makes ``fn(x [T, K] float32, out [T, N] float32)`` for this weight and bias (float32 [N] or None).
 
-    Raises SelectionError where nothing takes the weight, ValueError where the bias does not fit it.
+    activations: what x may be rounded to, one of ACTIVATIONS; None: what TOKENSPEED_KERNEL_ACTIVATIONS says, else
+    "float32". Where no kernel rounds so with this weight, or the override names one that does not, nothing is rounded.
+
+    Raises SelectionError where nothing takes the weight, ValueError where the bias does not fit it or ``activations``
+    is unknown.
     """
     n, k = weight.shape
     if bias is not None and (bias.dtype != torch.float32 or tuple(bias.shape) != (n,)):
         raise ValueError(f"{weight.source}: its bias must be float32 [{n}], got {bias.dtype} {list(bias.shape)}")
+    allowed = activations or os.environ.get(ACTIVATIONS_VARIABLE) or "float32"
+    if allowed not in ACTIVATIONS:
+        where = "activations" if activations else ACTIVATIONS_VARIABLE
+        raise ValueError(f"{where} is {allowed!r}; use one of {', '.join(ACTIVATIONS)}")
+    signature, bound = linear_signature(weight.tensor_format), {"weight": weight, "bias": bias}
+    if allowed != "float32":
+        try:
+            traits: dict[str, TraitValue] = {"n": n, "k": k, "activations": allowed}
+            return bind("gemm", "linear", signature, traits, override=override, bound=bound)
+        except SelectionError:
+            pass  # nothing rounds here
+    return bind("gemm", "linear", signature, {"n": n, "k": k}, override=override, bound=bound)
+
+
+def bind_head_linear(weight: QuantizedTensor, heads: int, *, override: str | None = None) -> Bound:
+    """Chooses and makes ``fn(x [T, heads, K] float32, out [T, heads, N] float32)`` for a weight [heads * N, K].
+
+    Raises SelectionError where nothing takes the weight, ValueError where its rows do not divide into the heads.
+    """
+    rows, k = weight.shape
+    if heads < 1 or rows % heads:
+        raise ValueError(f"{weight.source}: {rows} rows do not divide into {heads} heads")
     return bind(
         "gemm",
-        "linear",
+        "head_linear",
         linear_signature(weight.tensor_format),
-        {"n": n, "k": k},
+        {"n": rows // heads, "k": k},
         override=override,
-        bound={"weight": weight, "bias": bias},
+        bound={"weight": weight, "heads": heads},
     )

@@ -1,28 +1,30 @@
-"""``tokenspeed-kernel``: which kernels there are, what one is, and why one wins."""
+"""``tokenspeed-kernel``: which kernels there are, why one wins, whether they are right, and how fast they are."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
-from itertools import groupby
 
-from tokenspeed_kernel.platform import PlatformError, current_platform
+from tokenspeed_kernel.latency_table import TableError
+from tokenspeed_kernel.platform import PlatformError
 from tokenspeed_kernel.plugins.discovery import PATH_VARIABLE, PluginError, plugins_at
+from tokenspeed_kernel.plugins.listing import describe_kernel, explain, list_kernels
 from tokenspeed_kernel.plugins.loading import load_plugins, loaded_registry
-from tokenspeed_kernel.registry import KernelRegistry, Operation, RegisteredKernel, RegistrationError
-from tokenspeed_kernel.selection import OBJECTIVES, SelectionError, select
-from tokenspeed_kernel.signature import FormatSignature
-from tokenspeed_kernel.traits import TraitError, TraitValue
+from tokenspeed_kernel.plugins.measuring import add_measuring_options, add_tune_options, bench, run_tune
+from tokenspeed_kernel.plugins.requests import UsageError, add_request_options
+from tokenspeed_kernel.records import RecordError
+from tokenspeed_kernel.registry import KernelRegistry
+from tokenspeed_kernel.selection import OBJECTIVES, SelectionError
+from tokenspeed_kernel.traits import TraitError
 
-
-class UsageError(Exception):
-    """What was typed makes no sense here; the message says what would."""
+COMMANDS = "list, info NAME, explain OPERATION, verify, bench, tune, or --register PATH"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tokenspeed-kernel",
-        description="Which kernels there are, what one is, and why one wins.",
+        description="Which kernels there are, why one wins, whether they are right, and how fast they are.",
+        epilog="Exit status: 0 all right; 1 a plugin, a kernel, a choice or a file is at fault; 2 what was typed.",
     )
     parser.add_argument(
         "--register",
@@ -36,139 +38,28 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("operation", nargs="?", help="only this one, such as gemm.linear")
     info = commands.add_parser("info", help="everything about one kernel")
     info.add_argument("name", help="of a kernel, as list prints it")
-    explain = commands.add_parser("explain", help="every candidate for an operation, and why one wins")
-    explain.add_argument("operation", help="such as gemm.linear")
-    explain.add_argument(
-        "--format",
-        metavar="ROLE=FORMAT",
-        action="append",
-        default=[],
-        help="only signatures with this format in this role, such as weight=gguf_q4_1; left out: all",
+    explaining = commands.add_parser("explain", help="every candidate for an operation, and why one wins")
+    explaining.add_argument("operation", help="such as gemm.linear")
+    add_request_options(explaining)
+    explaining.add_argument("--override", metavar="TARGET", help="insist on a kernel or solution")
+    explaining.add_argument("--objective", choices=sorted(OBJECTIVES), default="latency")
+    verify = commands.add_parser(
+        "verify",
+        help="compare kernels with float64 and with what their tags promise",
+        epilog="Further options are those of python -m tokenspeed_kernel.numerics, such as --write PATH.",
     )
-    explain.add_argument(
-        "--trait",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="a fact of the call, such as head_dim=64; left out: a usual value",
-    )
-    explain.add_argument("--override", metavar="TARGET", help="insist on a kernel or solution")
-    explain.add_argument("--objective", choices=sorted(OBJECTIVES), default="latency")
+    verify.add_argument("names", nargs="*", metavar="NAME", help="kernels or operations; left out: all")
+    benching = commands.add_parser("bench", help="time every kernel that runs here, beside the reference")
+    benching.add_argument("operation", nargs="?", help="only this one")
+    add_request_options(benching)
+    add_measuring_options(benching)
+    benching.add_argument("--json", action="store_true", help="print JSON")
+    tuning = commands.add_parser("tune", help="time the verified kernels and keep the figures that selection goes by")
+    tuning.add_argument("operation", nargs="?", help="only this one")
+    add_request_options(tuning)
+    add_measuring_options(tuning)
+    add_tune_options(tuning)
     return parser
-
-
-def _operation(registry: KernelRegistry, name: str) -> Operation:
-    family, _, mode = name.partition(".")
-    try:
-        return registry.operation(family, mode)
-    except RegistrationError:
-        known = ", ".join(operation.name for operation in registry.operations())
-        raise UsageError(f"no operation {name!r}; there are: {known}") from None
-
-
-def _pairs(option: str, values: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for value in values:
-        name, equals, right = value.partition("=")
-        if not (name and equals and right):
-            raise UsageError(f"--{option} {value!r}: write NAME=VALUE")
-        pairs[name] = right
-    return pairs
-
-
-def _trait_value(operation: Operation, name: str, text: str) -> TraitValue:
-    declaration = operation.traits.get(name)
-    if declaration is None:
-        known = ", ".join(operation.traits) or "none"
-        raise UsageError(f"{operation.name} has no trait {name!r}; it declares: {known}")
-    if declaration.type is bool:
-        if text.lower() not in ("true", "false"):
-            raise UsageError(f"--trait {name}={text}: write true or false")
-        return text.lower() == "true"
-    if declaration.type is int:
-        try:
-            return int(text)
-        except ValueError:
-            raise UsageError(f"--trait {name}={text}: write a whole number") from None
-    return text
-
-
-def _list(registry: KernelRegistry, only: str | None) -> str:
-    kernels = registry.kernels()
-    if only is not None:
-        operation = _operation(registry, only)
-        kernels = registry.kernels(operation.family, operation.mode)
-    kernels.sort(key=lambda kernel: (kernel.spec.operation, -kernel.spec.band, kernel.spec.name))
-    width = max((len(kernel.spec.name) for kernel in kernels), default=0)
-    lines = []
-    for name, members in groupby(kernels, key=lambda kernel: kernel.spec.operation):
-        lines.append(name)
-        for kernel in members:
-            reason = kernel.spec.capability.refusal(current_platform())
-            state = "runs here" if reason is None else f"not here: {reason}"
-            band = kernel.spec.band.name.lower()
-            lines.append(f"  {kernel.spec.name:<{width}}  {band:<11}  {state}  ({kernel.origin})")
-    return "\n".join(lines)
-
-
-def _describe(kernel: RegisteredKernel, operation: Operation) -> str:
-    spec = kernel.spec
-    reason = spec.capability.refusal(current_platform())
-    needs = sorted(spec.capability.vendors) + sorted(spec.capability.features)
-    lines = [
-        spec.name,
-        f"  operation  {spec.operation}",
-        f"  call       fn({operation.arguments})",
-        f"  bound by   {', '.join(operation.bound) or 'nothing'}",
-        f"  solution   {spec.solution}, version {spec.version}, from {kernel.origin}",
-        f"  band       {spec.band.name.lower()}",
-        f"  needs      {', '.join(needs) or 'nothing'}: {'runs here' if reason is None else reason}",
-        f"  tags       {', '.join(sorted(spec.tags)) or 'none'}",
-    ]
-    lines += [f"  trait      {name}: {bound}" for name, bound in sorted(spec.traits.items())]
-    lines += [f"  formats    {signature}" for signature in sorted(map(str, spec.signatures))]
-    return "\n".join(lines)
-
-
-def _info(registry: KernelRegistry, name: str) -> str:
-    try:
-        kernel = registry.kernel(name)
-    except KeyError:
-        raise UsageError(f"no kernel {name!r}; `tokenspeed-kernel list` shows them all") from None
-    return _describe(kernel, registry.operation(kernel.spec.family, kernel.spec.mode))
-
-
-def _signatures(registry: KernelRegistry, operation: Operation, wanted: dict[str, str]) -> list[FormatSignature]:
-    """Every signature that some kernel of the operation takes and that has the wanted formats."""
-    unknown = sorted(set(wanted) - operation.roles)
-    if unknown:
-        raise UsageError(f"{operation.name} has no role {unknown[0]!r}; it has: {', '.join(sorted(operation.roles))}")
-    known = {s for kernel in registry.kernels(operation.family, operation.mode) for s in kernel.spec.signatures}
-    fitting = [s for s in known if all(str(s[role]) == text for role, text in wanted.items())]
-    if not fitting:
-        listed = "\n  ".join(sorted(map(str, known)))
-        raise UsageError(f"no kernel of {operation.name} takes these formats; there are:\n  {listed}")
-    return sorted(fitting, key=str)
-
-
-def _explain(registry: KernelRegistry, arguments: argparse.Namespace) -> str:
-    operation = _operation(registry, arguments.operation)
-    given = _pairs("trait", arguments.trait)
-    traits: dict[str, TraitValue] = {name: declaration.example for name, declaration in operation.traits.items()}
-    traits.update({name: _trait_value(operation, name, text) for name, text in given.items()})
-    explanations = []
-    for signature in _signatures(registry, operation, _pairs("format", arguments.format)):
-        selection = select(
-            operation.family,
-            operation.mode,
-            signature,
-            traits,
-            override=arguments.override,
-            objective=arguments.objective,
-            registry=registry,
-        )
-        explanations.append(selection.explain())
-    return "\n\n".join(explanations)
 
 
 def _keep(paths: Sequence[str]) -> str:
@@ -182,38 +73,69 @@ def _keep(paths: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _run(arguments: argparse.Namespace) -> str:
-    for path in arguments.register:
+def _verify(registry: KernelRegistry, names: Sequence[str], options: Sequence[str]) -> int:
+    from tokenspeed_kernel.numerics.__main__ import main as numerics  # the cases take a while to import
+
+    kernels = registry.kernels()
+    members = {name: [k.spec.name for k in kernels if k.spec.operation == name] or [name] for name in names}
+    return numerics([word for name in names for member in members[name] for word in ("--kernel", member)] + [*options])
+
+
+def _register(paths: Sequence[str]) -> list[str]:
+    """Puts the plugins at ``paths`` on the plugin path of this process; returns them resolved."""
+    for path in paths:
         plugins_at(path)  # an error here names the path as it was typed
     known = list(filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep)))
-    added = [os.path.realpath(os.path.expanduser(path)) for path in arguments.register]
+    added = [os.path.realpath(os.path.expanduser(path)) for path in paths]
     if added:
         os.environ[PATH_VARIABLE] = os.pathsep.join(dict.fromkeys(known + added))
+    return added
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _run(arguments: argparse.Namespace, options: Sequence[str]) -> tuple[str, int]:
+    """What is left to print, and the exit status."""
+    added = _register(arguments.register)
     load_plugins()
     registry = loaded_registry()
-    if arguments.command == "list":
-        return _list(registry, arguments.operation)
-    if arguments.command == "info":
-        return _info(registry, arguments.name)
-    if arguments.command == "explain":
-        return _explain(registry, arguments)
+    match arguments.command:
+        case "list":
+            return list_kernels(registry, arguments.operation), 0
+        case "info":
+            return describe_kernel(registry, arguments.name), 0
+        case "explain":
+            return explain(registry, arguments), 0
+        case "verify":
+            return "", _verify(registry, arguments.names, options)
+        case "bench":
+            return "", bench(registry, arguments, _say)
+        case "tune":
+            return "", run_tune(registry, arguments, _say)
     if added:
-        return _keep(arguments.register)
-    raise UsageError("say what to do: list, info NAME, explain OPERATION, or --register PATH; --help shows more")
+        return _keep(arguments.register), 0
+    raise UsageError(f"say what to do: {COMMANDS}; --help shows more")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 where a plugin or selection failed, 2 for what was typed."""
-    arguments = _parser().parse_args(argv)
+    """Returns the exit status: 0, 1 where a plugin, kernel, choice or file is at fault, 2 for what was typed."""
+    parser = _parser()
+    arguments, options = parser.parse_known_args(argv)
+    if options and arguments.command != "verify":
+        parser.error(f"unrecognized arguments: {' '.join(options)}")
     try:
-        print(_run(arguments))
+        text, status = _run(arguments, options)
     except UsageError as error:
         print(f"tokenspeed-kernel: {error}", file=sys.stderr)
         return 2
-    except (PluginError, SelectionError, TraitError, PlatformError) as error:
+    except (PluginError, SelectionError, TraitError, PlatformError, RecordError, TableError) as error:
         print(f"tokenspeed-kernel: {error}", file=sys.stderr)
         return 1
-    return 0
+    if text:
+        print(text)
+    return status
 
 
 if __name__ == "__main__":

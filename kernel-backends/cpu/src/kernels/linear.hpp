@@ -12,15 +12,22 @@ constexpr int kVectors = (int)(kBlock / kLanes);
 constexpr int kRows = 4;                             // weight rows of one register tile
 constexpr int64_t kDecodedBytes = 192 * 1024;        // of widened weights kept in the second-level cache
 
+// A format is a sequence of blocks of kParts * kBlock columns. `widen_scales` widens the scales of a block, `decode` one of its
+// parts, kBlock columns, with them.
+
+struct NoScales {};
+
 // Dense elements seen as blocks of 32.
 template <class Type>
 struct Dense {
     static constexpr int kBytes = (int)(kBlock * sizeof(typename Type::Element));
-    static constexpr int kScales = 0;
+    static constexpr int kParts = 1;
     static constexpr bool kHasTail = true;
-    static void widen_scales(const uint8_t*, float*) {}
+    static constexpr bool kBroadcasts = false;
+    using Scales = NoScales;
+    static void widen_scales(const uint8_t*, Scales&) {}
     static const typename Type::Element* elements(const uint8_t* p) { return (const typename Type::Element*)p; }
-    static void decode(const uint8_t* block, const float*, Vec* w) {
+    static void decode(const uint8_t* block, int, const Scales&, Vec* w) {
         for (int v = 0; v < kVectors; ++v) w[v] = Type::load(elements(block) + v * kLanes);
     }
     static Vec tail(const uint8_t* block, int64_t offset, int64_t count) {
@@ -30,10 +37,16 @@ struct Dense {
 template <class Block>
 struct Quantised {
     static constexpr int kBytes = Block::kBytes;
-    static constexpr int kScales = Block::kScales;
+    static constexpr int kParts = 1;
     static constexpr bool kHasTail = false;
-    static void widen_scales(const uint8_t* block, float* scales) { Block::widen_scales(block, scales); }
-    static void decode(const uint8_t* block, const float* scales, Vec* w) { Block::decode(block, scales, w); }
+    static constexpr bool kBroadcasts = true;
+    struct Scales {
+        float values[2];
+    };
+    static void widen_scales(const uint8_t* block, Scales& scales) { Block::widen_scales(block, scales.values); }
+    static void decode(const uint8_t* block, int, const Scales& scales, Vec* w) {
+        Block::decode(block, scales.values, w);
+    }
     static Vec tail(const uint8_t*, int64_t, int64_t) { return zero(); }
 };
 
@@ -67,12 +80,26 @@ inline void write_rows(const Weight& weight, const float* sums, float* out, int6
     for (int64_t r = 0; r < count; ++r) out[row + r] = weight.bias ? sums[r] + weight.bias[row + r] : sums[r];
 }
 
+// Adds the products of one part of a block to the sums of a tile.
+template <class Format, int TileRows, int Tokens>
+inline void add_part(const uint8_t* const (&base)[TileRows], int64_t block, int part,
+                     const typename Format::Scales (&scales)[TileRows], const float* inputs, int64_t columns,
+                     Vec (&sums)[TileRows][Tokens]) {
+    for (int r = 0; r < TileRows; ++r) {
+        Vec w[kVectors];
+        Format::decode(base[r] + block * Format::kBytes, part, scales[r], w);
+        for (int v = 0; v < kVectors; ++v)
+            for (int t = 0; t < Tokens; ++t)
+                sums[r][t] = fma(w[v], load(inputs + t * columns + v * kLanes), sums[r][t]);
+    }
+}
+
 // Few tokens: each weight goes from its packed form through registers once.
 template <class Format, int Tokens>
 void linear_direct(const Weight& weight, const float* x, float* out, int64_t begin, int64_t end) {
     constexpr int kTileRows = Tokens <= kLinearTokens ? kRows : kRows / 2;  // what the registers hold
     const int64_t columns = weight.columns;
-    const int64_t blocks = columns / kBlock;
+    const int64_t blocks = columns / (kBlock * Format::kParts);
     for (int64_t row = begin; row < end; row += kTileRows) {
         const uint8_t* base[kTileRows];
         // Past the last row the tile reads that row again; the sums are not written.
@@ -84,16 +111,17 @@ void linear_direct(const Weight& weight, const float* x, float* out, int64_t beg
             for (int t = 0; t < Tokens; ++t) sums[r][t] = zero();
         for (int64_t block = 0; block < blocks; ++block) {
             prefetch<kTileRows * Format::kBytes>(ahead + block * kTileRows * Format::kBytes, near);
-            const float* inputs = x + block * kBlock;
-            float scales[kTileRows][2];
+            typename Format::Scales scales[kTileRows];
             for (int r = 0; r < kTileRows; ++r) Format::widen_scales(base[r] + block * Format::kBytes, scales[r]);
-            if constexpr (Tokens == 1 && Format::kScales > 0) keep_in_memory(scales);
-            for (int r = 0; r < kTileRows; ++r) {
-                Vec w[kVectors];
-                Format::decode(base[r] + block * Format::kBytes, scales[r], w);
-                for (int v = 0; v < kVectors; ++v)
-                    for (int t = 0; t < Tokens; ++t)
-                        sums[r][t] = fma(w[v], load(inputs + t * columns + v * kLanes), sums[r][t]);
+            if constexpr (Tokens == 1 && Format::kBroadcasts) keep_in_memory(scales);
+            const float* inputs = x + block * Format::kParts * kBlock;
+            if constexpr (Tokens == 1) {  // unrolled, a part's shifts are constants, and parts that share bytes load them once
+#pragma GCC unroll 8
+                for (int part = 0; part < Format::kParts; ++part)
+                    add_part<Format>(base, block, part, scales, inputs + part * kBlock, columns, sums);
+            } else {
+                for (int part = 0; part < Format::kParts; ++part)
+                    add_part<Format>(base, block, part, scales, inputs + part * kBlock, columns, sums);
             }
         }
         if constexpr (Format::kHasTail) {
@@ -137,13 +165,15 @@ int64_t linear_scratch(const Weight& weight) { return decoded_rows(weight) * pad
 template <class Format>
 void decode_columns(const Weight& weight, int64_t row, float* out, bool pad) {
     const uint8_t* data = weight.data + row * weight.row_bytes;
-    const int64_t blocks = weight.columns / kBlock;
+    const int64_t blocks = weight.columns / (kBlock * Format::kParts);
     for (int64_t block = 0; block < blocks; ++block) {
-        float scales[2];
-        Vec w[kVectors];
+        typename Format::Scales scales;
         Format::widen_scales(data + block * Format::kBytes, scales);
-        Format::decode(data + block * Format::kBytes, scales, w);
-        for (int v = 0; v < kVectors; ++v) store(out + block * kBlock + v * kLanes, w[v]);
+        for (int part = 0; part < Format::kParts; ++part) {
+            Vec w[kVectors];
+            Format::decode(data + block * Format::kBytes, part, scales, w);
+            for (int v = 0; v < kVectors; ++v) store(out + (block * Format::kParts + part) * kBlock + v * kLanes, w[v]);
+        }
     }
     if (Format::kHasTail) {
         for (int64_t column = blocks * kBlock; column < weight.columns; column += kLanes) {
@@ -222,28 +252,53 @@ void linear_format(const Weight& weight, const float* x, int64_t tokens, float* 
         linear_blocked<Format>(weight, x, tokens, out, begin, end, scratch);
 }
 
-void linear(const Weight& weight, const float* x, int64_t tokens, float* out, int64_t begin, int64_t end,
-            float* scratch) {
-    switch (weight.format) {
-        case WeightFormat::kFloat32: return linear_format<Dense<Float32>>(weight, x, tokens, out, begin, end, scratch);
-        case WeightFormat::kBFloat16: return linear_format<Dense<BFloat16>>(weight, x, tokens, out, begin, end, scratch);
-        case WeightFormat::kFloat16: return linear_format<Dense<Float16>>(weight, x, tokens, out, begin, end, scratch);
-        case WeightFormat::kQ4_0: return linear_format<Quantised<BlockQ4_0>>(weight, x, tokens, out, begin, end, scratch);
-        case WeightFormat::kQ4_1: return linear_format<Quantised<BlockQ4_1>>(weight, x, tokens, out, begin, end, scratch);
-        case WeightFormat::kQ8_0: return linear_format<Quantised<BlockQ8_0>>(weight, x, tokens, out, begin, end, scratch);
+// Runs work.run<Format>() for the weight's format.
+template <class Work>
+inline void with_format(WeightFormat format, const Work& work) {
+    switch (format) {
+        case WeightFormat::kFloat32: return work.template run<Dense<Float32>>();
+        case WeightFormat::kBFloat16: return work.template run<Dense<BFloat16>>();
+        case WeightFormat::kFloat16: return work.template run<Dense<Float16>>();
+        case WeightFormat::kQ4_0: return work.template run<Quantised<BlockQ4_0>>();
+        case WeightFormat::kQ4_1: return work.template run<Quantised<BlockQ4_1>>();
+        case WeightFormat::kQ8_0: return work.template run<Quantised<BlockQ8_0>>();
+        case WeightFormat::kQ2_K: return work.template run<GroupQuantised<BlockQ2_K>>();
+        case WeightFormat::kQ3_K: return work.template run<GroupQuantised<BlockQ3_K>>();
+        case WeightFormat::kQ4_K: return work.template run<GroupQuantised<BlockQ4_K>>();
+        case WeightFormat::kQ5_K: return work.template run<GroupQuantised<BlockQ5_K>>();
+        case WeightFormat::kQ6_K: return work.template run<GroupQuantised<BlockQ6_K>>();
     }
 }
 
-void decode_row(const Weight& weight, int64_t row, float* out) {
-    switch (weight.format) {
-        case WeightFormat::kFloat32: return decode_columns<Dense<Float32>>(weight, row, out, false);
-        case WeightFormat::kBFloat16: return decode_columns<Dense<BFloat16>>(weight, row, out, false);
-        case WeightFormat::kFloat16: return decode_columns<Dense<Float16>>(weight, row, out, false);
-        case WeightFormat::kQ4_0: return decode_columns<Quantised<BlockQ4_0>>(weight, row, out, false);
-        case WeightFormat::kQ4_1: return decode_columns<Quantised<BlockQ4_1>>(weight, row, out, false);
-        case WeightFormat::kQ8_0: return decode_columns<Quantised<BlockQ8_0>>(weight, row, out, false);
+struct LinearWork {
+    const Weight& weight;
+    const float* x;
+    int64_t tokens;
+    float* out;
+    int64_t begin, end;
+    float* scratch;
+    template <class Format>
+    void run() const {
+        linear_format<Format>(weight, x, tokens, out, begin, end, scratch);
     }
+};
+
+void linear(const Weight& weight, const float* x, int64_t tokens, float* out, int64_t begin, int64_t end,
+            float* scratch) {
+    with_format(weight.format, LinearWork{weight, x, tokens, out, begin, end, scratch});
 }
+
+struct DecodeWork {
+    const Weight& weight;
+    int64_t row;
+    float* out;
+    template <class Format>
+    void run() const {
+        decode_columns<Format>(weight, row, out, false);
+    }
+};
+
+void decode_row(const Weight& weight, int64_t row, float* out) { with_format(weight.format, DecodeWork{weight, row, out}); }
 
 }  // namespace
 }  // namespace tokenspeed::TOKENSPEED_ISA

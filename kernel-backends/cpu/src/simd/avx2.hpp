@@ -106,6 +106,23 @@ inline float float16_to_float(const uint8_t* p) {
     return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
 }
 
+// 32 unsigned bytes into four vectors.
+typedef uint8_t Bytes32 __attribute__((vector_size(32)));
+inline void bytes_to_float(Bytes32 bytes, Vec* w) {
+    const __m128i halves[2] = {_mm256_castsi256_si128((__m256i)bytes), _mm256_extracti128_si256((__m256i)bytes, 1)};
+    for (int v = 0; v < 4; ++v) {
+        const __m128i eight = v % 2 ? _mm_srli_si128(halves[v / 2], 8) : halves[v / 2];
+        w[v] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight));
+    }
+}
+
+// nibble * scale + offset of 32 nibbles, each `shift` bits up in its byte.
+inline void scaled_nibbles(const uint8_t* bytes, int shift, float scale, float offset, Vec* w) {
+    const __m256i shifted = _mm256_srl_epi16(_mm256_loadu_si256((const __m256i*)bytes), _mm_cvtsi32_si128(shift));
+    bytes_to_float((Bytes32)_mm256_and_si256(shifted, _mm256_set1_epi8(15)), w);
+    for (int v = 0; v < 4; ++v) w[v] = fma(w[v], set(scale), set(offset));
+}
+
 // GGUF blocks: 32 weights into four vectors, in order.
 inline void quants_to_float(__m128i bytes, Vec* w) {
     w[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));

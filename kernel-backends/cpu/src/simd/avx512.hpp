@@ -90,15 +90,35 @@ inline void sum_four(Vec a, Vec b, Vec c, Vec d, float* out) {
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
+inline float float16_to_float(const uint8_t* p) {
+    uint16_t bits;
+    memcpy(&bits, p, 2);
+    return _cvtsh_ss(bits);
+}
+
+// 32 unsigned bytes into two vectors.
+typedef uint8_t Bytes32 __attribute__((vector_size(32)));
+inline void bytes_to_float(Bytes32 bytes, Vec* w) {
+    w[0] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128((__m256i)bytes)));
+    w[1] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256((__m256i)bytes, 1)));
+}
+
+// nibble * scale + offset of 32 nibbles, each `shift` bits up in its byte. The permutation reads the low four bits of a lane
+// only: no mask is needed.
+inline void scaled_nibbles(const uint8_t* bytes, int shift, float scale, float offset, Vec* w) {
+    const __m512 quants = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 table = fma(quants, set(scale), set(offset));
+    for (int v = 0; v < 2; ++v) {
+        __m512i lanes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(bytes + 16 * v)));
+        w[v] = _mm512_permutexvar_ps(_mm512_srl_epi32(lanes, _mm_cvtsi32_si128(shift)), table);
+    }
+}
+
 // GGUF blocks: 32 weights into two vectors, in order. Every weight is rounded once: fma(quant, scale, minimum).
 struct BlockQ4_0 {
     static constexpr int kBytes = 18;
     static constexpr int kScales = 1;
-    static void widen_scales(const uint8_t* block, float* scales) {
-        uint16_t bits;
-        memcpy(&bits, block, 2);
-        *scales = _cvtsh_ss(bits);
-    }
+    static void widen_scales(const uint8_t* block, float* scales) { scales[0] = float16_to_float(block); }
     static void decode(const uint8_t* block, const float* scales, Vec* w) {
         const __m512 quants = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
         lookup(block + 2, mul(quants, set(scales[0])), w);

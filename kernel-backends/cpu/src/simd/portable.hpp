@@ -148,6 +148,23 @@ inline Bytes load_bytes(const uint8_t* p) {
     memcpy(&bytes, p, 8);
     return bytes;
 }
+// 32 unsigned bytes into four vectors.
+typedef uint8_t Bytes32 __attribute__((vector_size(32)));
+inline void bytes_to_float(Bytes32 bytes, Vec* w) {
+    for (int v = 0; v < 4; ++v) {
+        Uint8x8 eight;
+        memcpy(&eight, (const char*)&bytes + 8 * v, 8);
+        w[v] = __builtin_convertvector(eight, Vec);
+    }
+}
+// nibble * scale + offset of 32 nibbles, each `shift` bits up in its byte.
+inline void scaled_nibbles(const uint8_t* bytes, int shift, float scale, float offset, Vec* w) {
+    for (int v = 0; v < 4; ++v) {
+        Uint8x8 eight;
+        memcpy(&eight, bytes + 8 * v, 8);
+        w[v] = fma(__builtin_convertvector((eight >> shift) & 15, Vec), set(scale), set(offset));
+    }
+}
 // GGUF blocks: 32 weights into four vectors, in order.
 inline void nibbles_to_float(const uint8_t* p, Vec* w) {
     for (int v = 0; v < 2; ++v) {

@@ -1,0 +1,13 @@
+// The products that AVX-512 BF16 adds to the kernels of avx512; CMakeLists.txt gives this file its flags.
+#include "simd/avx512_bf16.hpp"
+
+#define TOKENSPEED_ISA avx512_bf16
+
+#include "kernels/linear_rounded.hpp"
+
+namespace tokenspeed::avx512_bf16 {
+
+extern const RoundedProducts kProducts;
+const RoundedProducts kProducts = {rounded_stride, round_rows, linear_rounded};
+
+}  // namespace tokenspeed::avx512_bf16
