@@ -1,19 +1,24 @@
 """The figures of a plan on the CPU: bytes a token, the pool, the terms, and what does not fit."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 
 from tokenspeed.recipes.capacity import group_bytes
+from tokenspeed.recipes.checkpoint_size import read_checkpoint
 from tokenspeed.recipes.dimensions import CacheGroup, count_parameters
 from tokenspeed.recipes.machine import Machine
 from tokenspeed.recipes.memory import cpu_pool_bytes, effective_cache_type
+from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.overrides import set_values
 from tokenspeed.recipes.plan import Plan, human_bytes, make_plan
 from tokenspeed.recipes.plan_text import render_plan
 from tokenspeed.recipes.resolve import resolve
-from tokenspeed.recipes.resolved import GIB
+from tokenspeed.recipes.resolved import GIB, ModelSource
 from tokenspeed.recipes.selection import DoesNotFit
 
 MakeMachine = Callable[..., Machine]
@@ -146,3 +151,27 @@ def test_a_requested_pool_is_taken_as_it_is() -> None:
 )
 def test_bytes_for_a_person(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+def test_of_a_folder_the_engines_files_count(tmp_path: Path) -> None:
+    """A second copy under another name, as some vendors ship it, is neither mapped nor counted; a tied head is not."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "vocab_size": 128,
+                "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "max_position_embeddings": 256, "tie_word_embeddings": True, "rms_norm_eps": 1e-5,
+            }
+        )
+    )  # fmt: skip
+    embedding = numpy.zeros((128, 64), dtype=numpy.float32)
+    weights = {"model.embed_tokens.weight": embedding, "lm_head.weight": embedding}
+    for name in ("model.safetensors", "consolidated.safetensors"):
+        save_file(weights, folder / name)
+    source = ModelSource(kind="folder", path=str(folder))
+    assert read_checkpoint(source)[1] == embedding.nbytes
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="cut short or damaged"):
+        read_checkpoint(source)

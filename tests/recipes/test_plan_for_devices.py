@@ -140,11 +140,22 @@ def test_what_can_be_divided_passes() -> None:
     # Fewer KV heads than ranks are repeated.
     assert indivisible(DENSE.model_copy(update={"kv_heads": 2}), Parallel(tp=4)) == []
     assert indivisible(SPARSE, Parallel(tp=4, dp=2, ep=8)) == []
+    # Under expert parallelism an expert stays whole: its 3 blocks of columns need not be divided.
+    whole = SPARSE.model_copy(update={"quantisation_block": 512, "intermediate": 2048})
+    assert indivisible(whole, Parallel(tp=4, ep=4)) == []
+    assert any("3 expert columns" in problem for problem in indivisible(whole, Parallel(tp=4)))
 
 
 def test_an_impossible_parallelism_names_the_place() -> None:
     with pytest.raises(RecipeError, match=r"SET parallel\.tp: kimi-k2\.5: parallel\.tp is 6: 64 attention heads"):
         plan("kimi-k2.5", "h200", "parallel.tp=6")
+
+
+def test_more_ranks_than_devices_do_not_fit() -> None:
+    found = plan("gpt-oss-120b", "gb200", "parallel.tp=8 parallel.ep=8", profile="h100-mxfp4-tp2")
+    assert found.problems == ["8 ranks (tp x dp x pp) need a device each, there are 4"]
+    assert plan("gpt-oss-120b", "gb200", "parallel.tp=4 parallel.ep=4", profile="h100-mxfp4-tp2").problems == []
+    assert plan("kimi-k2.5", "a2", profile="a2-w4a8-two-nodes").problems == []
 
 
 def test_each_known_box_says_how_near_it_comes() -> None:

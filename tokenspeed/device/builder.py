@@ -1,7 +1,7 @@
 """Builds everything that touches the device, as locals, and returns plain facts and a handle."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -112,7 +112,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         storage=storage is not None,
         weight_bytes=weights.nbytes,
         workspace_bytes=workspace_bytes,
-        untouched_bytes=parts.arena.untouched_bytes + (0 if host is None else host.untouched_bytes),
+        untouched_bytes=_sum_of_known(pool.untouched_bytes for pool in (parts.arena, host) if pool is not None),
         vocab_size=model_config.vocab_size,
         max_model_len=size.max_model_len,
         max_num_seqs=config.scheduler.max_seqs,
@@ -121,6 +121,13 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         kernel_doubts=doubts(selections),
     )
     return DeviceBuild(specs=specs, handle=LocalDeviceHandle(thread, runner.execute, storage))
+
+
+def _sum_of_known(values: Iterable[int | None]) -> int | None:
+    """The sum; None where one of them is not known."""
+    found = list(values)
+    known = [value for value in found if value is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def _load(config: ResolvedConfig, model: ModelConfig, family: Architecture, report: Report) -> LoadedWeights:

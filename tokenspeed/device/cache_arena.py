@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenspeed.device.residency import resident_bytes
+from tokenspeed.device.residency import untouched_bytes
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.recipes.capacity import GroupFacts
 
@@ -84,9 +84,9 @@ class CacheArena:
         self._bytes = huge_zeros(self.nbytes)
 
     @property
-    def untouched_bytes(self) -> int:
-        """Bytes that nothing was written to yet, so that they are reserved and not in memory."""
-        return self.nbytes - resident_bytes(self._bytes.data_ptr(), self.nbytes)
+    def untouched_bytes(self) -> int | None:
+        """Bytes that nothing was written to yet, so that they are reserved and not in memory; None: not known."""
+        return untouched_bytes(self._bytes.data_ptr(), self.nbytes)
 
     def num_blocks(self, group: int) -> int:
         """Blocks of the group, the null parent's included."""

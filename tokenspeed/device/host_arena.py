@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena, huge_zeros
-from tokenspeed.device.residency import resident_bytes
+from tokenspeed.device.residency import untouched_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ class HostArena:
         self._arrays: list[NDArray[np.uint8]] = [self.blocks(group).numpy() for group in range(len(layout.facts))]
 
     @property
-    def untouched_bytes(self) -> int:
-        """Bytes that nothing was written to yet, so that they are reserved and not in memory."""
-        return self.nbytes - resident_bytes(self._bytes.data_ptr(), self.nbytes)
+    def untouched_bytes(self) -> int | None:
+        """Bytes that nothing was written to yet, so that they are reserved and not in memory; None: not known."""
+        return untouched_bytes(self._bytes.data_ptr(), self.nbytes)
 
     def blocks(self, group: int) -> torch.Tensor:
         """uint8 [blocks, bytes of a block] of the group, a view."""

@@ -20,7 +20,8 @@ class DeviceSpecs:
         storage: whether a storage tier is behind the host pool.
         weight_bytes: bytes of the weights that are mapped or held.
         workspace_bytes: peak of the forward's buffers.
-        untouched_bytes: of arena and host pool, what nothing was written to yet: reserved, not in memory.
+        untouched_bytes: of arena and host pool, what nothing was written to yet: reserved, not in memory; None where
+            the system does not tell.
         vocab_size: of the model.
         max_model_len: the longest sequence (prompt and output) one request may have.
         max_num_seqs: rows in the request pool.
@@ -39,7 +40,7 @@ class DeviceSpecs:
     storage: bool
     weight_bytes: int
     workspace_bytes: int
-    untouched_bytes: int
+    untouched_bytes: int | None
     vocab_size: int
     max_model_len: int
     max_num_seqs: int

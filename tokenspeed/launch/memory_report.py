@@ -8,28 +8,34 @@ from tokenspeed.recipes.observed import TOTAL, keep, observe, render_observation
 from tokenspeed.recipes.resolved import ResolvedConfig
 
 
-def proportional_bytes(proc: Path = Path("/proc/self")) -> int:
-    """The proportional set size of this process; 0 where the system does not tell."""
+def proportional_bytes(proc: Path = Path("/proc/self")) -> int | None:
+    """The proportional set size of this process; None where the system does not tell."""
     try:
         text = (proc / "smaps_rollup").read_text()
     except OSError:
-        return 0
+        return None
     for line in text.splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
-    return 0
+    return None
 
 
-def memory_account(specs: DeviceSpecs, grown: int) -> dict[str, int]:
-    """Term of the plan to bytes. ``grown`` is what the process took since its imports, which misses only the part of
-    the reserved caches that nothing was written to yet."""
+def memory_account(specs: DeviceSpecs, before: int | None, after: int | None) -> dict[str, int]:
+    """Term of the plan to bytes.
+
+    ``before`` and ``after`` are the process's size with its imports and with its first token. What lies between them
+    misses only the part of the reserved caches that nothing was written to yet. Where the system tells one of these
+    not, the sum is not known and left out.
+    """
     account = {
         "weights": specs.weight_bytes,
         "workspace": specs.workspace_bytes,
         "KV cache": specs.arena_bytes,
         **({"host pool": specs.host_bytes} if specs.host_bytes else {}),
     }
-    total = grown + specs.untouched_bytes
+    if before is None or after is None or specs.untouched_bytes is None:
+        return account
+    total = after - before + specs.untouched_bytes
     return {**account, "libraries": max(0, total - sum(account.values())), TOTAL: total}
 
 

@@ -87,7 +87,7 @@ def _start(config: ResolvedConfig, channel: EngineChannel) -> Engine:
     gc.collect()
     gc.freeze()
     begin_serving()
-    channel.send(_status("ready", facts=_facts(engine, proportional_bytes() - before)))
+    channel.send(_status("ready", facts=_facts(engine, memory_account(engine.specs, before, proportional_bytes()))))
     return engine
 
 
@@ -118,7 +118,7 @@ def _status(
     )
 
 
-def _facts(engine: Engine, grown: int) -> EngineFacts:
+def _facts(engine: Engine, memory: dict[str, int]) -> EngineFacts:
     specs = engine.specs
     return {
         "device": specs.device,
@@ -133,7 +133,7 @@ def _facts(engine: Engine, grown: int) -> EngineFacts:
         "vocab_size": specs.vocab_size,
         "kernels": dict(specs.kernels),
         "kernel_doubts": dict(specs.kernel_doubts),
-        "memory": dict(memory_account(specs, grown)),
+        "memory": dict(memory),
     }
 
 

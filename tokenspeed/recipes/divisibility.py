@@ -39,11 +39,10 @@ def _tensor_parts(model: Dimensions, parallel: Parallel) -> Iterator[tuple[str, 
     yield "attention heads", model.heads
     if model.intermediate:
         yield f"intermediate columns{unit}", model.intermediate // block if model.intermediate % block == 0 else 1
-    if model.experts is not None:
-        shared = model.experts.intermediate * max(1, model.experts.shared)
-        inner = model.experts.intermediate if parallel.ep == 1 else shared
-        yield f"expert columns{unit}", inner // block if inner % block == 0 else 1
-
+    if model.experts is not None and (parallel.ep == 1 or model.experts.shared):
+        # Under expert parallelism an expert stays whole, and the shared ones alone are divided.
+        columns = model.experts.intermediate * (1 if parallel.ep == 1 else model.experts.shared)
+        yield f"expert columns{unit}", columns // block if columns % block == 0 else 1
     if model.vision is not None and model.vision.sharded:
         yield "vision heads", model.vision.heads
 

@@ -34,11 +34,6 @@ class Observation:
     settings: dict[str, str | int | float | bool | None] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def deviation(self) -> float:
-        """Observed over predicted, less one, of the sum."""
-        return self.observed[TOTAL] / self.predicted[TOTAL] - 1
-
 
 def observe(config: ResolvedConfig, memory: dict[str, int]) -> Observation | None:
     """Pairs the plan's terms with the engine's own account of them; None where there was no plan."""
@@ -50,7 +45,7 @@ def observe(config: ResolvedConfig, memory: dict[str, int]) -> Observation | Non
         profile=config.profile,
         recipe_hash=config.recipe_hash,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
-        predicted={**shared, TOTAL: sum(shared.values())},
+        predicted={**shared, **({TOTAL: sum(shared.values())} if TOTAL in memory else {})},
         observed=memory,
         settings=config.settings,
         sources=config.sources,

@@ -156,6 +156,8 @@ def make_plan(resolution: Resolution, machine: Machine, facts: ModelFacts | None
         pool=None,
         devices=keys.parallel.tp * keys.parallel.dp * keys.parallel.pp,
     )
+    if not on_cpu:
+        _judge_devices(plan)
     budget = _cpu_budget(plan) if on_cpu else _device_budget(plan)
     pool = _pool(plan, budget) if budget is not None else None
     if on_cpu:
@@ -291,6 +293,14 @@ def _device_budget(plan: Plan) -> int | None:
     if plan.resolution.keys.kv.bytes:
         return plan.resolution.keys.kv.bytes
     return max(0, plan.memory_bytes - plan.fixed_bytes) if plan.memory_bytes else None
+
+
+def _judge_devices(plan: Plan) -> None:
+    """Ranks are a device each. Of a machine without any, the missing features say enough."""
+    found = _accelerator(plan.resolution, plan.machine)
+    there = found.count * plan.resolution.keys.parallel.nodes if found is not None else plan.devices
+    if plan.devices > there:
+        plan.problems.append(f"{plan.devices} ranks (tp x dp x pp) need a device each, there are {there}")
 
 
 def _judge(plan: Plan, budget: int) -> None:

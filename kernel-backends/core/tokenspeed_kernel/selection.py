@@ -245,9 +245,9 @@ def choose(
     """``select`` for a binding: the guard against selecting while serving is the caller's.
 
     Plugins are loaded first where the process's own registry is used, then the machine's own latency tables where its
-    own oracle is. Raises SelectionError where nothing can run,
-    OverrideError where an override cannot, TraitError for a trait that the operation does not declare or that is
-    missing, TableError for a damaged or stale table, ValueError for an unknown objective.
+    own oracle is. Raises SelectionError where nothing can run, OverrideError where an override cannot, TraitError for a
+    trait that the operation does not declare or that is missing, TableError for a damaged or stale table, ValueError
+    for an unknown objective.
     """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is unknown; use one of {sorted(OBJECTIVES)}")

@@ -194,25 +194,12 @@ public:
 
     void check_pool_whole() const {
         const Snapshot snapshot = scheduler.snapshot();
-        for (const GroupCounts& group : snapshot.groups) CHECK_EQ(group.held, 0);
-        for (const GroupCounts& group : snapshot.host) CHECK_EQ(group.held, 0);
         CHECK_EQ(snapshot.pending_operations, 0);
-        if (snapshot.groups.size() > 1) return;
-        CHECK_EQ(snapshot.groups[0].free + snapshot.groups[0].cached, snapshot.groups[0].total);
+        engine::check_nothing_held(snapshot);
     }
 
-    std::string state(int handle) const {
-        for (const RequestRow& row : scheduler.requests(1000)) {
-            if (row.handle == handle) return std::string(fsm::name_of(row.state));
-        }
-        return "gone";
-    }
-    RequestRow row(int handle) const {
-        for (const RequestRow& row : scheduler.requests(1000)) {
-            if (row.handle == handle) return row;
-        }
-        check::fail(__FILE__, __LINE__, "no such request");
-    }
+    std::string state(int handle) const { return engine::state_of(scheduler, handle); }
+    RequestRow row(int handle) const { return engine::row_of(scheduler, handle); }
 
     std::size_t results_out() const { return results_.size(); }
     std::size_t peers_out() const { return remote_.size(); }

@@ -19,6 +19,29 @@ inline std::vector<std::int32_t> prompt(int length, int salt = 0) {
     return tokens;
 }
 
+// The state of a live request by name; "gone" where there is none.
+inline std::string state_of(const Scheduler& scheduler, int handle) {
+    for (const RequestRow& row : scheduler.requests(1000)) {
+        if (row.handle == handle) return std::string(fsm::name_of(row.state));
+    }
+    return "gone";
+}
+
+inline RequestRow row_of(const Scheduler& scheduler, int handle) {
+    for (const RequestRow& row : scheduler.requests(1000)) {
+        if (row.handle == handle) return row;
+    }
+    check::fail(__FILE__, __LINE__, "no such request");
+}
+
+// Nothing is held on device or host; of one group, every block is free or cached.
+inline void check_nothing_held(const Snapshot& snapshot) {
+    for (const GroupCounts& group : snapshot.groups) CHECK_EQ(group.held, 0);
+    for (const GroupCounts& group : snapshot.host) CHECK_EQ(group.held, 0);
+    if (snapshot.groups.size() > 1) return;
+    CHECK_EQ(snapshot.groups[0].free + snapshot.groups[0].cached, snapshot.groups[0].total);
+}
+
 struct ConfigOptions {
     int parents = 16, children = 1, granularity = 4, page = 4, seqs = 8, budget = 64, model_len = 200, overlap = 0;
     bool mixed = true, prefix_cache = true;
@@ -106,25 +129,11 @@ public:
     }
 
     void check_pool_whole() const {
-        const Snapshot snapshot = scheduler.snapshot();
-        for (const GroupCounts& group : snapshot.groups) CHECK_EQ(group.held, 0);
-        for (const GroupCounts& group : snapshot.host) CHECK_EQ(group.held, 0);
-        if (snapshot.groups.size() > 1) return;
-        CHECK_EQ(snapshot.groups[0].free + snapshot.groups[0].cached, snapshot.groups[0].total);
+        check_nothing_held(scheduler.snapshot());
     }
 
-    std::string state(int handle) const {
-        for (const RequestRow& row : scheduler.requests(1000)) {
-            if (row.handle == handle) return std::string(fsm::name_of(row.state));
-        }
-        return "gone";
-    }
-    RequestRow row(int handle) const {
-        for (const RequestRow& row : scheduler.requests(1000)) {
-            if (row.handle == handle) return row;
-        }
-        check::fail(__FILE__, __LINE__, "no such request");
-    }
+    std::string state(int handle) const { return state_of(scheduler, handle); }
+    RequestRow row(int handle) const { return row_of(scheduler, handle); }
     bool results_out() const { return !results_.empty(); }
 
     struct Live {
