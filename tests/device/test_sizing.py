@@ -125,7 +125,7 @@ def test_the_dtype_of_the_cache(tmp_path: Path) -> None:
     assert kv_dtype(resolved(RANDOM), bfloat16) == torch.bfloat16
     assert kv_dtype(resolved(RANDOM, kv_dtype="float16"), CONFIG) == torch.float16
     gguf = ModelSource(kind="gguf", path=str(tmp_path / "x.gguf"))
-    assert kv_dtype(resolved(gguf), bfloat16) == torch.float32
+    assert kv_dtype(resolved(gguf), bfloat16) == torch.float16
 
 
 def machine(root: Path, *, cgroup: str, files: dict[str, str], available_kib: int = 1 << 20) -> tuple[Path, Path]:

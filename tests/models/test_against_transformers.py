@@ -54,7 +54,7 @@ def test_half_precision_weights_are_read_as_they_are(dtype: torch.dtype, tmp_pat
         for parameter in reference.parameters():
             parameter.copy_(parameter.to(dtype))
     folder = save(transformers_model("qwen3").to(dtype), tmp_path)
-    device = build(resolved(folder, kv_dtype="float32"))
+    device = build(resolved(folder, kv_dtype="float32", activations="float32"))
     try:
         check_prompt(reference, device, list(PROMPTS[0]))
     finally:

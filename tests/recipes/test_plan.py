@@ -23,8 +23,8 @@ from tokenspeed.recipes.selection import DoesNotFit
 
 MakeMachine = Callable[..., Machine]
 
-PARENT = 64 * 46_080
-"""Bytes of a block of the default model: 64 tokens of 30 layers, 3 KV heads of 64, keys and values, float32."""
+PARENT = 64 * 23_040
+"""Bytes of a block of the default model: 64 tokens of 30 layers, 3 KV heads of 64, keys and values, float16."""
 
 
 def plan(machine: Machine, target: str, *assignments: str, profile: str | None = None) -> Plan:
@@ -33,20 +33,20 @@ def plan(machine: Machine, target: str, *assignments: str, profile: str | None =
 
 def test_the_default_models_figures(recipes: Path, make_machine: MakeMachine) -> None:
     found = plan(make_machine(free_gib=16), "smollm2-135m")
-    assert (found.cache_type, found.bytes_per_token) == ("float32", 2 * 30 * 3 * 64 * 4)
+    assert (found.cache_type, found.bytes_per_token) == ("float16", 2 * 30 * 3 * 64 * 2)
     assert found.facts.weight_bytes == 98_362_432
-    # 64 sequences of 8192 tokens would be 24 GiB: the share of what is free decides, in whole blocks.
+    # 64 sequences of 8192 tokens would be 12 GiB: the share of what is free decides, in whole blocks.
     assert found.pool is not None
     assert found.pool.bytes == (16 * GIB - 98_362_432) // 4 // PARENT * PARENT
     assert found.pool.requests == found.pool.parents // 128
     assert found.max_len == 8192
-    assert "46,080 B a token in float32" in "\n".join(render_plan(found))
+    assert "23,040 B a token in float16" in "\n".join(render_plan(found))
 
 
 def test_a_small_world_takes_what_its_sequences_can_use(make_machine: MakeMachine) -> None:
     found = plan(make_machine(), "smollm2-135m", "scheduler.max_seqs=2", "scheduler.max_len=100", "kv.dtype=bfloat16")
     # Two blocks each, and the null block.
-    assert found.pool_bytes == (2 * 2 + 1) * PARENT // 2
+    assert found.pool_bytes == (2 * 2 + 1) * PARENT
     assert found.pool is not None
     assert (found.pool.requests, found.pool.holds) == (2, 4 * 64)
 
@@ -62,26 +62,26 @@ def test_the_terms_of_a_cpu_engine(recipes: Path, make_machine: MakeMachine) -> 
 
 
 def test_what_one_request_needs_must_fit(make_machine: MakeMachine) -> None:
-    found = plan(make_machine(), "smollm2-135m", "kv.bytes=12MiB", "scheduler.max_len=8000")
+    found = plan(make_machine(), "smollm2-135m", "kv.bytes=6MiB", "scheduler.max_len=8000")
     with pytest.raises(DoesNotFit) as caught:
         found.refuse_misfit()
-    # 12 MiB are four blocks of 64 tokens, one of them null.
-    assert "--max-model-len 192 fits, or --kv-cache-gb 0.347" in str(caught.value)
-    plan(make_machine(), "smollm2-135m", "kv.bytes=12MiB", "scheduler.max_len=192").refuse_misfit()
-    plan(make_machine(), "smollm2-135m", f"kv.bytes={int(0.347 * GIB)}", "scheduler.max_len=8000").refuse_misfit()
+    # 6 MiB are four blocks of 64 tokens, one of them null.
+    assert "--max-model-len 192 fits, or --kv-cache-gb 0.174" in str(caught.value)
+    plan(make_machine(), "smollm2-135m", "kv.bytes=6MiB", "scheduler.max_len=192").refuse_misfit()
+    plan(make_machine(), "smollm2-135m", f"kv.bytes={int(0.174 * GIB)}", "scheduler.max_len=8000").refuse_misfit()
     with pytest.raises(DoesNotFit):
-        plan(make_machine(), "smollm2-135m", "kv.bytes=12MiB", "scheduler.max_len=193").refuse_misfit()
+        plan(make_machine(), "smollm2-135m", "kv.bytes=6MiB", "scheduler.max_len=193").refuse_misfit()
 
 
 def test_steps_ahead_take_room_too(make_machine: MakeMachine) -> None:
-    overlapped = ("kv.bytes=12MiB", "scheduler.overlap=1")
+    overlapped = ("kv.bytes=6MiB", "scheduler.overlap=1")
     with pytest.raises(DoesNotFit, match="--max-model-len 191 fits"):
         plan(make_machine(), "smollm2-135m", *overlapped, "scheduler.max_len=192").refuse_misfit()
     plan(make_machine(), "smollm2-135m", *overlapped, "scheduler.max_len=191").refuse_misfit()
 
 
 def test_an_undeclared_length_is_cut_and_said(make_machine: MakeMachine) -> None:
-    found = plan(make_machine(), "smollm2-135m", "kv.bytes=12MiB")
+    found = plan(make_machine(), "smollm2-135m", "kv.bytes=6MiB")
     found.refuse_misfit()
     assert found.notes == ["the KV cache holds 192 tokens, less than the context of 8192: no request may be longer"]
 
@@ -127,8 +127,8 @@ def test_ranks_share_what_is_not_replicated() -> None:
     ("requested", "stored", "expected"),
     [
         ("auto", "float32", "float32"),
-        ("auto", "gguf", "float32"),
-        ("auto", "gguf-q4_1", "float32"),
+        ("auto", "gguf", "float16"),
+        ("auto", "gguf-q4_1", "float16"),
         ("auto", "bfloat16", "bfloat16"),
         ("auto", "float16", "bfloat16"),
         ("auto", "int4", "bfloat16"),

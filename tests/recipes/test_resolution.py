@@ -195,6 +195,7 @@ def test_each_flag_reaches_its_key(flag: Flag, recipes: Path, make_machine: Make
         "kv.dtype": "float16",
         "kv.granularity": 32,
         "enforce": "determinism",
+        "activations": "bfloat16",
         "scheduler.implementation": "reference",
         "log.level": "warning",
         "log.format": "json",

@@ -69,6 +69,7 @@ def resolved(
     kv_bytes: int = 0,
     host_bytes: int = 0,
     enforce: str = "latency",
+    activations: str = "auto",
 ) -> ResolvedConfig:
     """A configuration of test size for a checkpoint folder or a source."""
     model = ModelSource(kind="folder", path=str(source)) if isinstance(source, Path) else source
@@ -81,6 +82,7 @@ def resolved(
         scheduler=SchedulerSettings(max_len=max_len, max_seqs=max_seqs, chunk=chunk, overlap=overlap),
         kernels=dict(kernels or {}),
         enforce=enforce,
+        activations=activations,
     )
 
 

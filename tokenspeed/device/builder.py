@@ -77,7 +77,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
     dtype = kv_dtype(config, model_config)
     layout = ArenaLayout.of(family.cache_groups(model_config, granularity=config.kv.granularity), dtype)
     size = cache_size(config, model_config, layout, weight_bytes=weights.nbytes)
-    kernels = KernelBinder(config.kernels)
+    kernels = KernelBinder(config.kernels, activations=config.activations)
     report("compile", 0, 1, "binding kernels")
     with binding_objective(config.enforce), recording_selections() as selections:
         parts, workspace_bytes = _assemble(config, model_config, family, weights, layout, size, kernels)

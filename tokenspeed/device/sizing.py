@@ -38,7 +38,7 @@ class CacheSize:
 
 
 def kv_dtype(config: ResolvedConfig, model: ModelConfig) -> torch.dtype:
-    """ "auto" is float32 for GGUF and float32 checkpoints, else bfloat16."""
+    """ "auto" is float32 for float32 checkpoints, float16 for GGUF, else bfloat16."""
     if config.kv.dtype != "auto":
         return _DTYPES[config.kv.dtype]
     return _DTYPES[effective_cache_type("auto", "gguf" if config.model.kind == "gguf" else model.dtype)]

@@ -1,11 +1,14 @@
 """Binds every operation once, at build, and remembers what was bound. Nothing is selected while serving."""
 
+import os
 from collections.abc import Callable, Mapping
 
 import torch
 
+from tokenspeed.recipes.resolved import Activations
 from tokenspeed_kernel import ops
 from tokenspeed_kernel.binding import Bound
+from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
 from tokenspeed_kernel.page_sizes import kernel_page_size
 from tokenspeed_kernel.quantized import QuantizedTensor
 
@@ -31,15 +34,19 @@ OPERATIONS = (
 class KernelBinder:
     """One engine's choice of kernels.
 
+    ``activations``: what linears may round their inputs to; "auto" is bfloat16 for weights in bfloat16 (what such a
+    model computes in where it was trained), else float32. TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
+
     Attributes:
         chosen: operation to the kernel bound to it; several, joined by " + ", where weights of several formats differ.
     """
 
-    def __init__(self, overrides: Mapping[str, str]) -> None:
+    def __init__(self, overrides: Mapping[str, str], *, activations: Activations = "auto") -> None:
         unknown = sorted(set(overrides) - set(OPERATIONS))
         if unknown:
             raise ValueError(f"kernels: {', '.join(unknown)} is no operation; operations are {', '.join(OPERATIONS)}")
         self._overrides = dict(overrides)
+        self._activations = activations
         self.chosen: dict[str, str] = {}
 
     def _keep(self, bound: Bound) -> Kernel:
@@ -52,7 +59,16 @@ class KernelBinder:
 
     def linear(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> Kernel:
         """``fn(x float32 [T, K], out float32 [T, N])``."""
-        return self._keep(ops.bind_linear(weight, bias, override=self._overrides.get("gemm.linear")))
+        override = self._overrides.get("gemm.linear")
+        return self._keep(ops.bind_linear(weight, bias, activations=self._rounding(weight), override=override))
+
+    def _rounding(self, weight: QuantizedTensor) -> str | None:
+        """What the input of this weight's linear may be rounded to; None leaves it to the environment."""
+        if os.environ.get(ACTIVATIONS_VARIABLE):
+            return None
+        if self._activations == "auto":
+            return "bfloat16" if weight.format == "bfloat16" else "float32"
+        return self._activations
 
     def embedding(self, weight: QuantizedTensor) -> Kernel:
         """``fn(ids int32 [T], out float32 [T, H])``."""

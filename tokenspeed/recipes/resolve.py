@@ -105,6 +105,7 @@ class Resolution:
             log=LogConfig(**{**keys.log.model_dump(), "file": _new_file(keys.log.file, "log.file")}),
             kernels=keys.kernels,
             enforce=keys.enforce,
+            activations=keys.activations,
             seed=keys.seed,
             drain_s=keys.drain_s,
             env=keys.env,

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 GIB = 1 << 30
 
+Activations = Literal["auto", "float32", "bfloat16", "int8"]
+"""What a linear may round its input to; "auto" is bfloat16 for weights in bfloat16, else float32."""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -32,7 +35,7 @@ class ModelSource(_Frozen):
 
 
 class KVConfig(_Frozen):
-    """The KV cache. ``dtype`` "auto" is float32 for GGUF and float32 checkpoints on the CPU, else bfloat16.
+    """The KV cache. ``dtype`` "auto" is float32 for float32 checkpoints, float16 for GGUF, else bfloat16.
 
     ``bytes`` 0 sizes it: on the CPU min(max_seqs x max_len, a quarter of the memory that the cgroup leaves free).
 
@@ -100,6 +103,8 @@ class ResolvedConfig(_Frozen):
         threads: compute threads; 0 takes the cores this process may use.
         kernels: op to the name of a kernel or solution that the operator insists on.
         enforce: "latency", "throughput", "determinism" or "portability".
+        activations: what a linear may round its input to; "auto" follows the weight: bfloat16 to bfloat16, others not
+            at all.
         seed: default seed source for requests that give none (0: from the operating system).
         drain_s: how long SIGTERM waits for open streams.
         env: environment for the engine process.
@@ -122,6 +127,7 @@ class ResolvedConfig(_Frozen):
     log: LogConfig = LogConfig()
     kernels: dict[str, str] = {}
     enforce: Literal["latency", "throughput", "determinism", "portability"] = "latency"
+    activations: Activations = "auto"
     seed: int = 0
     drain_s: float = 30.0
     env: dict[str, str] = {}

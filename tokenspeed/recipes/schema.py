@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from tokenspeed.recipes.dimensions import CacheGroup, CacheType, Dimensions
+from tokenspeed.recipes.resolved import Activations
 from tokenspeed.recipes.schema_types import (
     Bytes,
     Count,
@@ -176,6 +177,7 @@ class RunKeys(Strict):
 
     served_name: str = ""
     enforce: Literal["latency", "throughput", "determinism", "portability"] = "latency"
+    activations: Activations = "auto"
     parallel: Parallel = Parallel()
     kv: KV = KV()
     scheduler: SchedulerKeys = SchedulerKeys()
