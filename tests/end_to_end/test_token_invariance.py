@@ -5,6 +5,9 @@ pool sizes (small ones retract), host pools, orders and company; the tokens must
 """
 
 import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 from control_plane import submit
@@ -14,6 +17,8 @@ from in_process_engine import run_requests
 
 from tokenspeed.messages import SamplingParameters, Submit
 from tokenspeed.recipes.resolved import KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
+from tokenspeed_kernel.recording import Recorder, recorder_of
+from tokenspeed_kernel.registry import KernelSpec
 
 GRANULARITY = 16
 BYTES_PER_BLOCK = 2 * 2 * 2 * GRANULARITY * 16 * 4  # keys and values, layers, heads, tokens, dimensions, float32
@@ -44,7 +49,14 @@ MODEL = ModelSource(
 
 
 def config_of(
-    *, chunk: int, overlap: int, blocks: int, prefix_cache: bool, max_seqs: int = 8, host_blocks: int = 0
+    *,
+    chunk: int,
+    overlap: int,
+    blocks: int,
+    prefix_cache: bool,
+    max_seqs: int = 8,
+    host_blocks: int = 0,
+    recorded: int = 64,
 ) -> ResolvedConfig:
     """A pool of ``blocks`` usable blocks, and a host pool of ``host_blocks`` behind it where that is not 0."""
     host_bytes = (host_blocks + 1) * BYTES_PER_BLOCK if host_blocks else 0
@@ -60,7 +72,12 @@ def config_of(
             host_bytes=host_bytes,
         ),
         scheduler=SchedulerSettings(
-            max_len=160, max_seqs=max_seqs, chunk=chunk, overlap=overlap, prefix_cache=prefix_cache
+            max_len=160,
+            max_seqs=max_seqs,
+            chunk=chunk,
+            overlap=overlap,
+            prefix_cache=prefix_cache,
+            max_recorded_seqs=recorded,
         ),
         enforce="determinism",
     )
@@ -91,8 +108,8 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def alone() -> dict[int, list[int]]:
-    """The tokens of each request by itself, whole prompt at once, nothing cached, nothing in flight."""
-    config = config_of(chunk=256, overlap=0, blocks=60, prefix_cache=False)
+    """The tokens of each request by itself, whole prompt at once, nothing cached, recorded or in flight."""
+    config = config_of(chunk=256, overlap=0, blocks=60, prefix_cache=False, recorded=0)
     tokens: dict[int, list[int]] = {}
     for request in REQUESTS:
         tokens |= run_requests(config, [request]).tokens
@@ -106,6 +123,7 @@ def alone() -> dict[int, list[int]]:
     blocks=st.sampled_from([11, 13, 16, 60]),
     prefix_cache=st.booleans(),
     host_blocks=st.sampled_from([0, 3, 60]),
+    recorded=st.sampled_from([0, 2, 64]),
     order=st.permutations(REQUESTS),
     gaps=st.lists(st.integers(0, 5), min_size=len(REQUESTS), max_size=len(REQUESTS)),
 )
@@ -116,10 +134,18 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
     blocks: int,
     prefix_cache: bool,
     host_blocks: int,
+    recorded: int,
     order: list[Submit],
     gaps: list[int],
 ) -> None:
-    config = config_of(chunk=chunk, overlap=overlap, blocks=blocks, prefix_cache=prefix_cache, host_blocks=host_blocks)
+    config = config_of(
+        chunk=chunk,
+        overlap=overlap,
+        blocks=blocks,
+        prefix_cache=prefix_cache,
+        host_blocks=host_blocks,
+        recorded=recorded,
+    )
     run = run_requests(config, order, gaps)
     assert run.tokens == alone
     assert run.held == 0
@@ -132,3 +158,31 @@ def test_a_small_pool_really_retracts_and_a_shared_prefix_really_hits(alone: dic
     roomy = run_requests(config_of(chunk=64, overlap=1, blocks=60, prefix_cache=True), REQUESTS, [8] * len(REQUESTS))
     assert roomy.counters.prefix_hit_tokens > 0
     assert roomy.tokens == alone
+
+
+def test_decode_steps_really_are_recorded_and_replayed(
+    alone: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = Counter[str]()
+
+    def counting(specs: Iterable[KernelSpec]) -> Recorder | str:
+        recorder = recorder_of(specs)
+        assert not isinstance(recorder, str), recorder
+
+        def record(body: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+            counts["recorded"] += 1
+            result, replay = recorder(body)
+
+            def counted() -> None:
+                counts["replayed"] += 1
+                replay()
+
+            return result, counted
+
+        return record
+
+    monkeypatch.setattr("tokenspeed.device.builder.recorder_of", counting)
+    run = run_requests(config_of(chunk=64, overlap=0, blocks=60, prefix_cache=True), REQUESTS)
+    assert run.tokens == alone
+    assert 1 < counts["recorded"] <= len(REQUESTS) + 2  # a size each, those of the warm-up among them
+    assert counts["replayed"] > 50

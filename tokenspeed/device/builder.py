@@ -18,6 +18,7 @@ from tokenspeed.device.forward_thread import ForwardThread
 from tokenspeed.device.handle import DeviceHandle
 from tokenspeed.device.host_arena import HostArena
 from tokenspeed.device.local_handle import LocalDeviceHandle
+from tokenspeed.device.recorded import RecordedForwards
 from tokenspeed.device.runner import Runner, RunnerParts
 from tokenspeed.device.sampling.backends import make_backend
 from tokenspeed.device.sampling.sampler import Sampler
@@ -40,6 +41,7 @@ from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed_kernel.binding import binding_objective, recording_selections
 from tokenspeed_kernel.plugins import load_plugins
+from tokenspeed_kernel.recording import recorder_of
 from tokenspeed_kernel.start_report import doubts, log_start_report
 
 if TYPE_CHECKING:
@@ -196,8 +198,14 @@ def _assemble(
         for index, facts in enumerate(layout.facts)
     ]
     granularities = [facts.block_granularity for facts in layout.facts]
+    attention = _attention(layout.groups, caches, kernels, model_config, settings.max_seqs, size.table_slots)
     parts = RunnerParts(
         model=model,
+        decode=RecordedForwards(
+            model.forward,
+            recorder_of(kernels.of_the_forward),
+            max_rows=min(settings.max_recorded_seqs, settings.max_seqs),
+        ),
         arena=arena,
         tables=tables,
         inputs=StepInputs(
@@ -207,7 +215,7 @@ def _assemble(
             max_tokens=max_tokens,
             vocab_size=model_config.vocab_size,
         ),
-        attention=_attention(layout.groups, caches, kernels, model_config, settings.max_seqs, size.table_slots),
+        attention=attention,
         sampler=Sampler(
             make_backend("registry", kernels),
             num_rows=pool_rows,

@@ -14,6 +14,7 @@ from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import CacheArena
 from tokenspeed.device.cache_operations import CacheOperations
 from tokenspeed.device.handle import RowStart, StepResult, StepTimings
+from tokenspeed.device.recorded import Forward
 from tokenspeed.device.sampling.sampler import Logprobs, Sampled, Sampler
 from tokenspeed.device.step_inputs import Step, StepInputs
 from tokenspeed.layers.batch import ForwardBatch
@@ -27,9 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerParts:
-    """What the builder made for the runner. ``max_logit_rows`` bounds one call of ``model.logits``."""
+    """What the builder made for the runner.
+
+    ``decode`` is the model's forward for steps in which every row decodes. ``max_logit_rows`` bounds one call of
+    ``model.logits``.
+    """
 
     model: Model
+    decode: Forward
     arena: CacheArena
     tables: list[BlockTables]
     inputs: StepInputs
@@ -81,7 +87,8 @@ class Runner:
         step = parts.inputs.build(plan)
         self._refresh_attention(step)
         prepared = time.perf_counter()
-        hidden = parts.model.forward(
+        forward = parts.model.forward if step.num_extends else parts.decode
+        hidden = forward(
             ForwardBatch(
                 input_ids=step.input_ids, positions=step.positions, slots=step.slots, attention=parts.attention
             )

@@ -44,7 +44,7 @@ class DenseDecoder:
             for index in range(config.num_layers)
         ]
         self._norm = vector = weights.vectors["model.norm.weight"]
-        self._rms_norm = kernels.rms_norm()
+        self._add_rms_norm = kernels.fused_add_rms_norm()
         self._head = Linear(kernels, head, None, Shard(kind="rows", rank=0, world=1)).forward
         hidden, keys = config.hidden_size, config.num_kv_heads
         self._qkv_shapes = ((config.num_heads, config.head_dim), (keys, config.head_dim), (keys, config.head_dim))
@@ -72,20 +72,19 @@ class DenseDecoder:
             layer.bind_cache(cache)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Runs all layers; returns the residual stream float32 [T, H], a view that the next forward overwrites."""
+        """Runs all layers and the last norm; returns float32 [T, H], a view that the next forward overwrites."""
         work = self._buffers(batch.input_ids.shape[0])
         self._embed(batch.input_ids, work.residual)
         for layer in self.layers:
             layer.forward(batch, work)
-        work.residual.add_(work.hidden)
-        return work.residual
+        self._add_rms_norm(work.hidden, work.residual, self._norm, self._config.rms_norm_eps, work.normed)
+        return work.normed
 
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Logits float32 [S, V] of the tokens ``rows`` (int64 [S]) of ``hidden``; overwritten by the next call."""
         count = rows.shape[0]
         gathered, logits = self._gathered[:count], self._logits[:count]
         torch.index_select(hidden, 0, rows, out=gathered)
-        self._rms_norm(gathered, self._norm, self._config.rms_norm_eps, gathered)
         self._head(gathered, logits)
         return logits
 

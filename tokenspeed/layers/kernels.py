@@ -11,6 +11,7 @@ from tokenspeed_kernel.binding import Bound
 from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
 from tokenspeed_kernel.page_sizes import kernel_page_size
 from tokenspeed_kernel.quantized import QuantizedTensor
+from tokenspeed_kernel.registry import KernelSpec
 
 Kernel = Callable[..., None]
 
@@ -48,9 +49,16 @@ class KernelBinder:
         self._overrides = dict(overrides)
         self._activations = activations
         self.chosen: dict[str, str] = {}
+        self._specs: list[KernelSpec] = []
+
+    @property
+    def of_the_forward(self) -> tuple[KernelSpec, ...]:
+        """Every kernel bound so far but those that sample."""
+        return tuple(spec for spec in self._specs if spec.family != "sampling")
 
     def _keep(self, bound: Bound) -> Kernel:
         operation, name = bound.spec.operation, bound.spec.name
+        self._specs.append(bound.spec)
         names = self.chosen.get(operation, "").split(" + ") if operation in self.chosen else []
         if name not in names:
             self.chosen[operation] = " + ".join([*names, name])

@@ -33,6 +33,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--overlap-depth", "scheduler.overlap", "integer", "steps planned ahead of the device: 0 or 1"),
     Flag("--prefix-cache", "scheduler.prefix_cache", "switch", "share the cache of equal prompt beginnings"),
     Flag("--headroom-tokens", "scheduler.headroom", "integer", "output tokens to reserve for a request at admission"),
+    Flag(
+        "--max-recorded-seqs", "scheduler.max_recorded_seqs", "integer", "largest decode step that is recorded; 0: none"
+    ),
     Flag("--scheduler", "scheduler.implementation", "text", "native, or reference: its plain twin, for comparisons"),
     Flag("--journal", "scheduler.journal", "text", "new file for every input of the scheduler, prompts included"),
     Flag("--kv-cache-dtype", "kv.dtype", "text", "auto, float32, bfloat16 or float16"),

@@ -55,7 +55,8 @@ class SchedulerSettings(_Frozen):
     """``max_len`` 0 is the model's context length (or the most that the KV cache holds, said at the start).
 
     ``overlap`` is 0 by measurement on the CPU, where planning beside a step takes cores from it; a profile for a device
-    sets 1. ``implementation`` "reference" is the plain Python twin, for comparisons. ``journal`` is the absolute path
+    sets 1. Decode steps of up to ``max_recorded_seqs`` rows are recorded and made again with one
+    call. ``implementation`` "reference" is the plain Python twin, for comparisons. ``journal`` is the absolute path
     of the file that every input of the scheduler is written to, "" for none.
     """
 
@@ -66,6 +67,7 @@ class SchedulerSettings(_Frozen):
     overlap: int = 0
     prefix_cache: bool = True
     headroom: int = 4096
+    max_recorded_seqs: int = 64
     implementation: Literal["native", "reference"] = "native"
     journal: str = ""
 

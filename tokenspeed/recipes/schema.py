@@ -115,6 +115,7 @@ class SchedulerKeys(Strict):
     overlap: Annotated[int, Field(ge=0, le=1)] = 0
     prefix_cache: bool = True
     headroom: Annotated[int, Field(ge=0)] = 4096
+    max_recorded_seqs: Annotated[int, Field(ge=0)] = 64
     implementation: Literal["native", "reference"] = "native"
     journal: str = ""
 

@@ -113,6 +113,7 @@ class KernelSpec:
         weight_preprocessor: applied to the weight, once, before the factory of a bound kernel sees it.
         tags: promises, such as "deterministic" (same input, same bits) or "row_invariant" (a row's bits do not
         depend on the other rows, nor on how the rows are cut into calls).
+        recorder: the recorder that can note its calls, "" where none can; see recording.py.
         version: changes when the kernel's numbers may change; verification records name it.
     """
 
@@ -127,6 +128,7 @@ class KernelSpec:
     workspace: Callable[[Mapping[str, Any]], int] | None = None
     weight_preprocessor: Callable[[Any], Any] | None = None
     tags: frozenset[str] = frozenset()
+    recorder: str = ""
     version: str = "1"
 
     @property
@@ -176,6 +178,7 @@ class KernelRegistry:
         self._lock = threading.Lock()
         self._operations: dict[str, Operation] = {}
         self._kernels: dict[str, RegisteredKernel] = {}
+        self._recorders: dict[str, KernelFunction] = {}
 
     def declare(self, operation: Operation) -> None:
         """Adds an operation. Declaring an equal one again does nothing; a different one of the same name is an
@@ -208,11 +211,22 @@ class KernelRegistry:
                 raise RegistrationError(f"kernel name {spec.name!r} is taken by one from {taken.origin}; use another")
             self._kernels[spec.name] = RegisteredKernel(spec, fn, origin)
 
+    def add_recorder(self, name: str, recorder: KernelFunction) -> None:
+        """Adds the recorder ``name``; raises RegistrationError where another has it. See recording.py."""
+        with self._lock:
+            if self._recorders.setdefault(name, recorder) is not recorder:
+                raise RegistrationError(f"recorder name {name!r} is taken; use another")
+
+    def recorder(self, name: str) -> KernelFunction | None:
+        """The recorder ``name``, None where there is none."""
+        return self._recorders.get(name)
+
     def copy(self) -> "KernelRegistry":
         """A registry of its own with the same operations and kernels."""
         twin = KernelRegistry()
         twin._operations.update(self._operations)
         twin._kernels.update(self._kernels)
+        twin._recorders.update(self._recorders)
         return twin
 
     def adopt(self, grown: "KernelRegistry") -> None:
@@ -220,6 +234,7 @@ class KernelRegistry:
         with self._lock:
             self._operations.update(grown._operations)
             self._kernels.update(grown._kernels)
+            self._recorders.update(grown._recorders)
 
     def operation(self, family: str, mode: str) -> Operation:
         """The operation; raises RegistrationError, naming those there are."""

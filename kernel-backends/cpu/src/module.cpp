@@ -8,6 +8,7 @@
 
 #include "drivers.hpp"
 #include "pool.hpp"
+#include "recording.hpp"
 #include "sampling.hpp"
 #include "threads.hpp"
 
@@ -25,14 +26,15 @@ T* at(Address address) {
 }
 
 // Runs `body` without the GIL where it is worth handing over: another thread may keep it for a whole switch interval,
-// which is far longer than a small kernel.
+// which is far longer than a small kernel. `body` holds its arguments by value: it may be recorded.
 template <class Body>
 void run(int64_t elements, const Body& body) {
     constexpr int64_t kWorthReleasing = 32'768;
-    if (elements < kWorthReleasing) return body();
+    if (elements < kWorthReleasing) return make_call(body);
     nb::gil_scoped_release released;
-    body();
+    make_call(body);
 }
+constexpr int64_t kMany = INT64_MAX;  // elements of a kernel that is always worth it
 
 // A weight matrix in one of the formats, not owned.
 class Matrix {
@@ -47,18 +49,18 @@ public:
     }
 
     void multiply(Address x, int64_t tokens, Address out) const {
-        nb::gil_scoped_release released;
-        run_linear(weight_, at<const float>(x), tokens, at<float>(out));
+        run(kMany, [weight = weight_, x, tokens, out] { run_linear(weight, at<const float>(x), tokens, at<float>(out)); });
     }
 
     void multiply_rounded(Address x, int64_t tokens, Address out) const {
-        nb::gil_scoped_release released;
-        run_rounded_linear(weight_, at<const float>(x), tokens, at<float>(out));
+        run(kMany, [weight = weight_, x, tokens, out] {
+            run_rounded_linear(weight, at<const float>(x), tokens, at<float>(out));
+        });
     }
 
     void lookup(Address ids, int64_t tokens, Address out) const {
         run(tokens * weight_.columns,
-            [&] { run_embedding(weight_, at<const int32_t>(ids), tokens, at<float>(out)); });
+            [weight = weight_, ids, tokens, out] { run_embedding(weight, at<const int32_t>(ids), tokens, at<float>(out)); });
     }
 
 private:
@@ -111,7 +113,7 @@ void gqa_prologue(Address q, int64_t q_stride, int64_t q_heads, Address k, int64
                         epsilon,
                         at<const int64_t>(slots),
                         cache};
-    run(tokens * (q_heads + 2 * kv_heads) * head_dim, [&] { run_prologue(call, tokens); });
+    run(tokens * (q_heads + 2 * kv_heads) * head_dim, [call, tokens] { run_prologue(call, tokens); });
 }
 
 // query_start 0: every sequence has queries_each tokens. window 0: no window.
@@ -133,18 +135,17 @@ void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int6
                          sequences,
                          scale,
                          window};
-    nb::gil_scoped_release released;
-    run_attention(call);
+    run(kMany, [call] { run_attention(call); });
 }
 
 void rms_norm(Address x, Address residual, Address weight, float epsilon, Address out, int64_t rows, int64_t size) {
-    run(rows * size, [&] {
+    run(rows * size, [=] {
         run_rms_norm(at<const float>(x), at<float>(residual), at<const float>(weight), epsilon, at<float>(out), rows, size);
     });
 }
 
 void silu_and_mul(Address gate, int64_t gate_stride, Address up, int64_t up_stride, Address out, int64_t rows, int64_t size) {
-    run(rows * size, [&] {
+    run(rows * size, [=] {
         run_silu_and_mul(at<const float>(gate), gate_stride, at<const float>(up), up_stride, at<float>(out), rows, size);
     });
 }
@@ -167,6 +168,14 @@ NB_MODULE(_native, m) {
         "name"_a, "Puts a set in force for the whole process; ValueError where it cannot be. Not while kernels run.");
     m.def("set_thread_limit", &set_thread_limit, "count"_a, "The most threads a kernel uses, at least 1.");
     m.def("thread_limit", &thread_limit, "The most threads a kernel uses.");
+
+    nb::class_<Recording>(m, "Recording", "Kernel calls that are made again by one; who holds it keeps their memory alive.")
+        .def(nb::init<>())
+        .def("begin", [](Recording& recording) { current_recording = &recording; },
+             "From here on this thread's kernel calls are noted as they are made.")
+        .def("end", [](Recording&) { current_recording = nullptr; })
+        .def("replay", &Recording::replay, nb::call_guard<nb::gil_scoped_release>())
+        .def("__len__", &Recording::size);
 
     nb::class_<Matrix>(m, "Matrix", "A weight matrix that lies elsewhere; who binds it keeps the memory alive.")
         .def(nb::init<const std::string&, int64_t, int64_t, Address, Address>(), "format"_a, "rows"_a, "columns"_a,

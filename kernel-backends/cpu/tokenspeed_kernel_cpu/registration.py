@@ -9,16 +9,20 @@ from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
+from tokenspeed_kernel.recording import register_recorder
 from tokenspeed_kernel.records import load_records
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_cpu import _native, attention, elementwise, linear, sampling
+from tokenspeed_kernel_cpu import _native, attention, elementwise, linear, recording, sampling
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
 
 SOLUTION = "cpu_native"
 ROUNDED_SOLUTION = "cpu_native_bf16"
 """Products whose activations are rounded to bfloat16: chosen only where the caller allows it."""
+
+RECORDER = "cpu"
+"""Notes the calls of all kernels of a forward; sampling ends a step, and its buffers are its caller's."""
 
 RECORDS = Path(__file__).parent / "verified.json"
 """What scripts/verify_cpu_kernels.py found, by kernel version and instruction set."""
@@ -82,6 +86,7 @@ def _register(
         version=version,
         band=band,
         tags=frozenset({"deterministic", "row_invariant"}),
+        recorder="" if family == "sampling" else RECORDER,
     )
     register_kernel(spec)(kernel)
 
@@ -90,6 +95,7 @@ def register() -> None:
     """Registers every kernel of this package with the records of its verification, and puts the platform's instruction
     set in force."""
     follow_platform()
+    register_recorder(RECORDER, recording.record)
     _register("gemm.linear", linear.make_linear, _LINEAR, _SIZES, version="2")
     _register(
         "gemm.linear",

@@ -1,0 +1,35 @@
+"""Records the kernel calls of a step and makes them again with one call; see tokenspeed_kernel.recording."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tokenspeed_kernel.recording import RecordingError
+from tokenspeed_kernel_cpu import _native
+
+_Result = TypeVar("_Result")
+
+
+class _NoTensorWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses every torch operation that computes: a replay would leave it out. Views are free to be made."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not getattr(func, "is_view", False):
+            raise RecordingError(
+                f"{func} ran beside the kernels of a step that is recorded, and a replay would leave it out; "
+                "make it a kernel, or do it before or after"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def record(body: Callable[[], _Result]) -> tuple[_Result, Callable[[], None]]:
+    """Runs ``body`` once and returns its result and what makes its kernel calls again; see the core's Recorder."""
+    recording = _native.Recording()
+    with _NoTensorWork():  # type: ignore[no-untyped-call]
+        recording.begin()
+        try:
+            result = body()
+        finally:
+            recording.end()
+    return result, recording.replay
