@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tokenspeed_kernel.latency_table import TableError
 from tokenspeed_kernel.platform import PlatformError
@@ -50,12 +51,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("names", nargs="*", metavar="NAME", help="kernels or operations; left out: all")
     benching = commands.add_parser("bench", help="time every kernel that runs here, beside the reference")
-    benching.add_argument("operation", nargs="?", help="only this one")
+    benching.add_argument("operations", nargs="*", metavar="OPERATION", help="only these")
+    # Also after the command, where the parser's own default must not undo what stood before it.
+    registering: dict[str, Any] = {"metavar": "PATH", "action": "append", "default": argparse.SUPPRESS}
+    benching.add_argument("--register", **registering, help="add the kernel plugin in this folder or wheel")
     add_request_options(benching)
     add_measuring_options(benching)
     benching.add_argument("--json", action="store_true", help="print JSON")
     tuning = commands.add_parser("tune", help="time the verified kernels and keep the figures that selection goes by")
-    tuning.add_argument("operation", nargs="?", help="only this one")
+    tuning.add_argument("operations", nargs="*", metavar="OPERATION", help="only these")
     add_request_options(tuning)
     add_measuring_options(tuning)
     add_tune_options(tuning)

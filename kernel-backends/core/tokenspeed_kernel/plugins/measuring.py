@@ -56,9 +56,9 @@ def _positive(text: str) -> int:
 
 def _requests(registry: KernelRegistry, arguments: argparse.Namespace) -> Iterator[Selection]:
     """What is to be measured: every operation, signature and phase asked for that some kernel can run here."""
-    if arguments.operation is None and (arguments.format or arguments.trait):
+    if not arguments.operations and (arguments.format or arguments.trait):
         raise UsageError("--format and --trait need an OPERATION: they differ between operations")
-    named = [find_operation(registry, arguments.operation)] if arguments.operation else registry.operations()
+    named = [find_operation(registry, name) for name in arguments.operations] or registry.operations()
     phases = PHASES if arguments.phase == "both" else (arguments.phase,)
     for operation in named:
         traits = wanted_traits(operation, arguments)
@@ -70,7 +70,7 @@ def _requests(registry: KernelRegistry, arguments: argparse.Namespace) -> Iterat
                         operation.family, operation.mode, signature, traits, objective=objective, registry=registry
                     )
                 except SelectionError:
-                    if arguments.operation is not None:
+                    if arguments.operations:
                         raise
                     continue  # of all formats of all operations, some have no kernel for a usual value of the traits
                 yield selection
@@ -111,9 +111,15 @@ def _bench_one(
     return results, [f"{name} failed: {failure}" for name, failure in failures.items()]
 
 
+def _read_share(result: BenchResult, bandwidth: float) -> float | None:
+    """The share of the read bandwidth (bytes a second) that the kernel reaches; None where its bytes are not known."""
+    return result.bytes / result.seconds / bandwidth if result.bytes else None
+
+
 def _bench_line(result: BenchResult, width: int, bandwidth: float) -> str:
     rate = "" if not result.bytes else f"{result.bytes / result.seconds / 1e9:7.1f} GB/s"
-    share = "" if not result.bytes else f"{result.bytes / result.seconds / bandwidth:5.0%}"
+    reached = _read_share(result, bandwidth)
+    share = "" if reached is None else f"{reached:5.0%}"
     flops = "" if not result.operations else f"{result.operations / result.seconds / 1e9:8.1f} GFLOP/s"
     times = "" if result.times_reference is None else f"{result.times_reference:6.1f} x reference"
     line = f"  {result.kernel:<{width}}  {result.seconds * 1e6:10.1f} us  {rate:>12}  {share:>5}  {flops:>16}  {times}"
@@ -153,7 +159,8 @@ def bench(registry: KernelRegistry, arguments: argparse.Namespace, say: Say) -> 
             "threads": threads,
             "read_bytes_per_second": sweep.bytes_per_second,
         }
-        document = {**facts, "results": [asdict(result) for result in results], "failures": failures}
+        rows = [{**asdict(result), "read_share": _read_share(result, sweep.bytes_per_second)} for result in results]
+        document = {**facts, "results": rows, "failures": failures}
         say(json.dumps(document, indent=1))
     return int(bool(failures))
 
