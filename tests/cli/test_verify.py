@@ -53,6 +53,35 @@ def test_bench_measures_what_it_has_time_for(server: RunningServer, key: str, to
     assert re.search(r"^tokenspeed_engine_prefix_hit_tokens_total 0\.0$", hits, re.MULTILINE)
 
 
+def test_bench_serve_loads_a_server_of_ours(
+    server: RunningServer, key: str, tokenspeed: Command, tmp_path: Path
+) -> None:
+    """Found by its name; exact lengths by token ids; a growing session finds its beginning in the cache."""
+    path = tmp_path / "r.json"
+    line = ("bench", "serve", "--model", RECIPE, "--api-key-file", key, "--json", str(path))
+    done = tokenspeed(*line, "-c", "4", "-n", "8", "--input-len", "64", "--output-len", "16")
+    assert done.code == 0, done.err
+    found = json.loads(path.read_text())
+    (level,) = found["levels"]
+    assert (level["completed"], level["input_tokens"], level["output_tokens"]) == (8, 8 * 64, 8 * 16)
+    assert (level["cached_share"], level["peak_concurrency"]) == (0, 4)
+    assert found["notes"] == [] and found["workload"]["prompts"] == "token ids"
+    keys = {item["key"]: item["value"] for item in found["server"]["facts"]["configuration"]["keys"]}
+    assert keys["kv.granularity"] == 64
+    assert "RANDOM WEIGHTS" in done.err
+
+    sessions = "-w sessions --sessions 1 --turns 3 --prefix-len 128 --output-len 8"
+    done = tokenspeed(*line, *sessions.split())
+    assert done.code == 0, done.err
+    turns = json.loads(path.read_text())["levels"][0]["turns"]
+    assert [turn["turn"] for turn in turns] == [0, 1, 2]
+    assert turns[0]["cached"] == 0 and turns[1]["cached"] > 0.25 and turns[2]["cached"] > turns[1]["cached"]
+
+    done = tokenspeed(*line, *["-w", "mixture", "--decoders", "2", "--prompt-len", "512"])
+    assert done.code == 0, done.err
+    assert json.loads(path.read_text())["mixture"]["whole"]
+
+
 def test_what_there_was_no_time_for_is_named() -> None:
     lines = render_measurement(Measurement("m", left_out=["prefill", "decode at 1 streams"]))
     assert lines[-1].strip().startswith("not measured, the time was up: prefill, decode at 1 streams")

@@ -21,7 +21,7 @@ def bench(
     dry_run: bool,
 ) -> int:
     """Measures the server at ``url``, or the running one that is called ``name``; returns the exit code."""
-    target = url or _url_of(name, port)
+    target = url or url_of(name, port)
     if dry_run:
         say(f"would measure {target} for at most {budget_s:.0f} s (dry run)")
         return 0
@@ -55,7 +55,8 @@ def read_key(path: str | None) -> str:
     return keys[0]
 
 
-def _url_of(name: str | None, port: int | None) -> str:
+def url_of(name: str | None, port: int | None) -> str:
+    """Where the server is that is called ``name``, or is on ``port``, or is the only one. Raises ServerError."""
     if name is None:
         return find_server(port).url
     servers = [record for record in running_servers() if record.name in (name, f"{name}-smoke")]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from tokenspeed.cli.bench.app import bench_app
 from tokenspeed.recipes.flags import FLAGS, Flag
 
 EXIT_OK, EXIT_NOT_READY, EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 recipe_app = typer.Typer(help="Recipes: which there are, what they say, what they need.", no_args_is_help=True)
 app.add_typer(recipe_app, name="recipe", rich_help_panel=None)
+app.add_typer(bench_app, name="bench", rich_help_panel=None)
 
 _TYPES: dict[str, type] = {"text": str, "integer": int, "number": float, "switch": bool, "gib": float}
 
@@ -181,22 +183,6 @@ def doctor(
     from tokenspeed.cli.doctor import examine
 
     raise typer.Exit(examine(port, model, vendor, as_json=as_json))
-
-
-@app.command()
-def bench(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="the served name, where several run")] = None,
-    url: Annotated[str | None, typer.Option("--url", help="any OpenAI-compatible server of this project")] = None,
-    port: Port = None,
-    api_key_file: KeyFile = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="at most so long")] = 120.0,
-    as_json: AsJson = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Measure a running server: prefill, time to the first token, decode at 1, 8 and 32 streams."""
-    from tokenspeed.cli.benchmark import bench
-
-    raise typer.Exit(bench(name, url, port, api_key_file, seconds, as_json=as_json, dry_run=dry_run))
 
 
 @app.command()

@@ -3,9 +3,8 @@
 import asyncio
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,15 +12,13 @@ from typing import Any
 
 import yaml
 
-from tokenspeed.cli.background import spawn_detached
 from tokenspeed.cli.benchmark import read_key
 from tokenspeed.cli.checks import CHECKS, PROSE_CHECK, Check, prose_logprob, run_checks
 from tokenspeed.cli.client import connect
 from tokenspeed.cli.measure import Measurement, measure, render_measurement
 from tokenspeed.cli.output import say, shout
-from tokenspeed.cli.ports import claim_port
 from tokenspeed.cli.records import ServerError, running_servers
-from tokenspeed.cli.servers import end_process
+from tokenspeed.cli.temporary_server import temporary_server
 from tokenspeed.recipes.catalogue import LoadedRecipe
 from tokenspeed.recipes.machine import Machine, detect_machine
 from tokenspeed.recipes.resolve import Resolution, resolve
@@ -93,20 +90,10 @@ def _server(resolution: Resolution, *, own: bool) -> Iterator[str]:
         yield served.url
         return
     assert resolution.loaded is not None
-    port = claim_port("127.0.0.1", 0)
     target = str(resolution.loaded.path)
     arguments = ["serve", target, "--profile", resolution.profile, "--host", "127.0.0.1"]
-    with redirect_stdout(sys.stderr):  # standard output is the report's
-        code = spawn_detached(arguments, port)
-    if code != 0:
-        raise ServerError(
-            f"the server of {resolution.name} did not start; see above, and tokenspeed logs --port {port}"
-        )
-    record = next(record for record in running_servers() if record.port == port)
-    try:
-        yield record.url
-    finally:
-        end_process(record)
+    with temporary_server(arguments, resolution.name) as url:
+        yield url
 
 
 async def _examine(url: str, api_key: str, resolution: Resolution, seconds: float) -> Outcome:
