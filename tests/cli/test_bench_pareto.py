@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import platformdirs
 import pytest
 from command_line import Command
 from hypothesis import given
 from hypothesis import strategies as st
+from running_server import run_cli
 from stand_in_endpoint import Manner, stand_in
 
 from tokenspeed.cli.bench import pareto
@@ -54,6 +56,14 @@ wide    1 at once        80.0            80.0              10
 def test_the_table() -> None:
     curves = mark_optimal([curve("narrow", (90, 90), (60, 120)), curve("wide", (80, 80), (50, 1100))])
     assert "\n".join(render_curves(curves)) == TABLE
+
+
+def test_a_point_that_makes_users_wait_may_be_left_out() -> None:
+    waits = Curve("w", 1, (Point("1 at once", 90, 90, 500.0),))
+    (marked, other) = mark_optimal([waits, curve("a", (80, 80))], first_token_ms=100)
+    assert [point.optimal for point in (*marked.points, *other.points)] == [False, True]
+    (marked, other) = mark_optimal([waits, curve("a", (80, 80))])
+    assert [point.optimal for point in (*marked.points, *other.points)] == [True, False]
 
 
 def test_curves_of_different_things_are_not_compared_in_silence() -> None:
@@ -171,3 +181,18 @@ def test_a_file_that_holds_no_curve_is_named(tmp_path: Path, content: str, told:
     with pytest.raises(ServerError) as raised:
         read_curves(path)
     assert str(path) in str(raised.value) and told in str(raised.value)
+
+
+@pytest.mark.long
+def test_layouts_of_real_servers(own_machine: Path, tmp_path: Path) -> None:
+    packages = Path(platformdirs.user_cache_dir("tokenspeed")) / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    own_machine.mkdir()
+    (own_machine / "packages").symlink_to(packages)
+    line = "bench pareto smollm2-135m --profile cpu --layout as-is --layout few:scheduler.max_seqs=2 -c 1,4 -n 8"
+    path = tmp_path / "p.json"
+    done = run_cli(*line.split(), "--input-len", "32", "--output-len", "16", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(path.read_text())["curves"]
+    assert [(one["name"], len(one["points"])) for one in found] == [("as-is", 2), ("few", 2)]
+    assert run_cli("status").returncode == 1, "both servers were stopped"

@@ -99,6 +99,9 @@ def serve(
         float | None, typer.Option("--duration", min=0.1, metavar="S", help="no request of a level begins later")
     ] = None,
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="requests before, which count nowhere")] = 2,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, metavar="S", help="a request that takes longer has failed")
+    ] = 600.0,
     seed: Seed = None,
     goodput: Annotated[
         list[str] | None,
@@ -144,6 +147,10 @@ def pareto(
     output_len: Answers = None,
     requests: Annotated[int | None, typer.Option("--requests", "-n", min=1, help="of each point")] = None,
     seed: Seed = None,
+    first_token_ms: Annotated[
+        float | None,
+        typer.Option("--first-token-ms", min=0, metavar="MS", help="a point that takes longer to it is not optimal"),
+    ] = None,
     earlier: Annotated[
         list[Path] | None,
         typer.Option("--from", metavar="FILE.json", help="a curve of what --json wrote earlier; repeat it"),
@@ -164,6 +171,7 @@ def pareto(
         output_len=output_len,
         requests=requests,
         seed=seed,
+        first_token_ms=first_token_ms,
         earlier=tuple(earlier or ()),
         json=json_file,
         plot=plot,

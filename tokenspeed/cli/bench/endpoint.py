@@ -18,8 +18,12 @@ Api = Literal["completions", "chat"]
 PATHS: dict[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _PROBE_TEXT = "river stone paper window garden bridge winter letter"
 _DETAIL = 400
+_LOOK_S = 30.0
+DEFAULT_TIMEOUT_S = 600.0
 _EXACT = {"ignore_eos": True}
 _MINIMUM = "min_tokens"
+_REFUSALS = ("status 400", "status 422")
+"""What servers say to a field they do not know."""
 
 
 @dataclass
@@ -46,12 +50,14 @@ class Endpoint:
     """One server and one model on it. Made by ``connect``.
 
     Attributes:
+        timeout_s: a request that takes longer has failed.
         facts: what the server says of itself, for the report.
         notes: what it lacks and what that means for the figures.
     """
 
     wire: Wire
     model: str
+    timeout_s: float = DEFAULT_TIMEOUT_S
     abilities: Abilities = field(default_factory=Abilities)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -103,9 +109,12 @@ class Endpoint:
                 refusal.extend(data)
 
         try:
-            status = await self.wire.ask("POST", request.path, request.payload, take)
+            async with asyncio.timeout(self.timeout_s):
+                status = await self.wire.ask("POST", request.path, request.payload, take)
         except WireError as error:
             answer.error, answer.detail = error.kind, str(error)
+        except TimeoutError:
+            answer.error, answer.detail = "timeout", f"not answered within {self.timeout_s:g} s"
         else:
             if status == 200:
                 events.finish()
@@ -134,27 +143,37 @@ class Endpoint:
         """Status and JSON of a plain answer, None for what is no JSON; raises ServerError where nobody answers."""
         payload = b"" if body is None else msgspec.json.encode(body)
         try:
-            status, data, _ = await self.wire.fetch(method, path, payload)
+            async with asyncio.timeout(_LOOK_S):
+                status, data, _ = await self.wire.fetch(method, path, payload)
         except WireError as error:
             raise ServerError(f"{self.url}{path}: {error}; tokenspeed status shows your servers") from error
+        except TimeoutError:
+            raise ServerError(f"{self.url}{path}: no answer within {_LOOK_S:.0f} s") from None
         try:
             return status, json.loads(data)
         except ValueError:
             return status, data[:_DETAIL].decode(errors="replace") if status != 200 else None
 
 
-async def connect(url: str, api_key: str = "", model: str | None = None, api: Api = "completions") -> Endpoint:
+async def connect(
+    url: str,
+    api_key: str = "",
+    model: str | None = None,
+    api: Api = "completions",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Endpoint:
     """Looks at the server at ``url``: its models, what it lacks. Raises ServerError where nothing can be measured.
 
     Args:
         model: the id to ask for; the first of /v1/models without it.
         api: which of the two the workload will use; it is tried.
+        timeout_s: of a request.
     """
     try:
         wire = Wire(url, api_key)
     except WireError as error:
         raise ServerError(str(error)) from error
-    endpoint = Endpoint(wire, model or "")
+    endpoint = Endpoint(wire, model or "", timeout_s)
     try:
         await _look_at_models(endpoint, model)
         await _look_at_readiness(endpoint)
@@ -237,10 +256,10 @@ async def _try_requests(endpoint: Endpoint, api: Api) -> None:
     if api == "chat":
         prompt = [{"role": "user", "content": _PROBE_TEXT}]
     answer = await endpoint.send(endpoint.request(api, prompt, 2))
-    if answer.error.startswith("status 4") and answer.error not in ("status 401", "status 403", "status 404"):
+    if answer.error in _REFUSALS:
         abilities.exact_lengths = False
         answer = await endpoint.send(endpoint.request(api, prompt, 2))
-        if answer.error.startswith("status 4"):
+        if answer.error in _REFUSALS:
             abilities.usage = False
             answer = await endpoint.send(endpoint.request(api, prompt, 2))
     if not answer.ok:

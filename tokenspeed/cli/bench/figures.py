@@ -60,6 +60,7 @@ def draw_curves(curves: "Sequence[Curve]", path: Path) -> None:
     axes.scatter(users, devices, s=120, facecolors="none", edgecolors="black", label="optimal")
     titles = sorted({f"{curve.model}: {curve.workload}" for curve in curves})
     _dress(axes, "\n".join(titles), "tokens/s of a user", "tokens/s of a device")
+    axes.margins(x=0.12)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     save(figure, path)

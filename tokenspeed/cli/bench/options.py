@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from tokenspeed.cli.bench.endpoint import Api
+from tokenspeed.cli.bench.endpoint import DEFAULT_TIMEOUT_S, Api
 from tokenspeed.cli.bench.load import Arrivals, Load
 from tokenspeed.cli.bench.mixture import MixtureWorkload
 from tokenspeed.cli.bench.prompts import Lengths
@@ -71,6 +71,7 @@ class ServeOptions:
     requests: int | None = None
     duration: float | None = None
     warmup: int = 2
+    timeout: float = DEFAULT_TIMEOUT_S
     seed: int | None = None
     goodput: tuple[str, ...] = ()
     label: str | None = None

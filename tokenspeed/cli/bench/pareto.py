@@ -39,6 +39,7 @@ class ParetoOptions:
     output_len: str | None
     requests: int | None
     seed: int | None
+    first_token_ms: float | None
     earlier: tuple[Path, ...]
     json: Path | None
     plot: Path | None
@@ -71,6 +72,7 @@ class Point:
         load: how many at once, or how many a second.
         user: tokens/s of a user, once its answer has begun: the reciprocal of the median time a token.
         device: generated tokens/s of all, for each device.
+        first_token_ms: the median.
         optimal: no other point, of any layout, is better in one of the two and as good in the other.
     """
 
@@ -117,7 +119,7 @@ def bench_pareto(options: ParetoOptions) -> int:
             say(f"and load each with {options.concurrency} at once; nothing was started (dry run)")
             return 0
         curves, code = _measure_all(options, resolved)
-    curves = mark_optimal(curves)
+    curves = mark_optimal(curves, options.first_token_ms)
     say(*render_curves(curves))
     if any(curve.model.endswith("-smoke") for curve in curves):
         shout("RANDOM WEIGHTS of small dimensions: these figures say nothing of the model it is named after")
@@ -130,12 +132,20 @@ def bench_pareto(options: ParetoOptions) -> int:
     return code
 
 
-def mark_optimal(curves: Sequence[Curve]) -> list[Curve]:
-    """The same curves, whose optimal points say so."""
-    points = [point for curve in curves for point in curve.points]
+def mark_optimal(curves: Sequence[Curve], first_token_ms: float | None = None) -> list[Curve]:
+    """The same curves, whose optimal points say so.
+
+    A layout that runs few requests at once and lets the others wait is fast for each that runs: points whose first
+    token takes longer than ``first_token_ms`` do not count.
+    """
+
+    def counts(point: Point) -> bool:
+        return first_token_ms is None or point.first_token_ms <= first_token_ms
+
+    points = [point for curve in curves for point in curve.points if counts(point)]
 
     def beaten(point: Point) -> bool:
-        return any(
+        return not counts(point) or any(
             other.user >= point.user
             and other.device >= point.device
             and (other.user > point.user or other.device > point.device)
@@ -182,7 +192,7 @@ def _curve_of(document: dict[str, Any], source: str) -> Curve:
         if level["tokens_per_s_per_user"] > 0
     )
     if not points:
-        raise ServerError(f"{source}: no load in it has tokens a second of a user")
+        raise ServerError(f"{source}: no answer came in two chunks or more, so a user's tokens a second are not known")
     workload = document["workload"]["described"]
     return Curve(document["label"], devices, points, document["server"]["model"], workload, source=source)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import resource
 import secrets
 import signal
 import sys
@@ -65,9 +66,11 @@ async def measure(
 
     Every load has prompts of its own, so that none finds those of another in a cache.
     """
+    _allow_many_connections()
     api = _api_of(options, workload)
     # A served name of ours found the server; with --url it says which of the endpoint's models to ask for.
-    endpoint = await connect(target, read_key(options.key_file), options.model if options.url else None, api)
+    model = options.model if options.url else None
+    endpoint = await connect(target, read_key(options.key_file), model, api, options.timeout)
     try:
         if options.workload == "sessions" and options.api is None:
             refusal = await takes_chat(endpoint)
@@ -136,6 +139,12 @@ async def _warm(count: int, asker: Asker, source: random.Random) -> None:
     """Requests that count nowhere: a server's first ones pay for what comes once."""
     requests = [asker.request(asker.prompt(source, _WARM_TOKENS), _WARM_TOKENS, 0) for _ in range(count)]
     await asyncio.gather(*(asker.endpoint.send(request) for request in requests))
+
+
+def _allow_many_connections() -> None:
+    """An open loop against a slow server holds thousands; shells begin with room for a thousand."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _api_of(options: ServeOptions, workload: AnyWorkload) -> Api:
