@@ -143,4 +143,5 @@ async def test_prompts_have_the_length_that_is_asked_for(changes: dict[str, Any]
     made = maker.make(random.Random(1), 100)
     assert isinstance(made, str if changes else list)
     assert len(made.split() if isinstance(made, str) else made) == 100
+    assert len(maker.text(random.Random(1), 50).split()) == 50
     assert made == maker.make(random.Random(1), 100) != maker.make(random.Random(2), 100)

@@ -109,6 +109,7 @@ def test_a_client_that_is_late_says_so_and_does_not_flatter_the_server() -> None
     outcome = run(Load(rate=1, arrivals="constant"), Server(), itertools.chain(Slow(n) for n in range(3)))
     assert [answer.sent - answer.scheduled for answer in outcome.answers] == [1.5, 2, 2.5]
     assert [answer.first_token_s for answer in outcome.answers] == [2.5, 3, 3.5]
+    assert [answer.whole_s for answer in outcome.answers] == [3.5, 4, 4.5]
     summary = summarize(outcome, load="1/s", rate=1)
     assert summary.client_limited == "it sent 1 % of the requests 2,490 ms late or more"
     assert summarize(outcome, load="3 at once", concurrency=3).client_limited == ""

@@ -40,9 +40,10 @@ def test_the_phase_of_a_gap(gap: tuple[float, float], phase: str | None) -> None
 
 
 class FakeServer:
-    """Streams get a token each 0.1 s, or each 1 s while a long prompt is computed, which takes 5 s."""
+    """Streams get ``together`` chunks each 0.1 s, or each 1 s while a long prompt is computed, which takes 5 s."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: int = 1) -> None:
+        self.together = together
         self.endpoint = self
         self.prefilling = 0
         self.fails = ""
@@ -67,7 +68,7 @@ class FakeServer:
             await asyncio.sleep(request.conversation)  # the streams do not begin together
             for _ in range(len(request.payload)):
                 await asyncio.sleep(1 if self.prefilling else 0.1)
-                answer.arrivals.append(now())
+                answer.arrivals += [now()] * self.together
                 watch(answer)
         answer.error = "status 500" if request.path == self.fails else ""
         answer.ended = now()
@@ -99,6 +100,12 @@ def test_streams_are_watched_before_during_and_after() -> None:
     assert before.itl_ms.count >= 4 * (PHASE_CHUNKS - 1)
     assert before.tokens_per_s == pytest.approx(40, rel=0.05)
     assert (during.seconds, during.tokens_per_s) == (pytest.approx(10), pytest.approx(4, rel=0.15))
+
+
+def test_chunks_that_come_together_all_count() -> None:
+    outcome = run(MixtureWorkload(2, 3000, 1, 32, 5000), FakeServer(together=4))
+    assert outcome.steady == pytest.approx(1.1)
+    assert outcome.spans[0][0] == pytest.approx(1.1 + PHASE_CHUNKS / 4 * 0.1)
 
 
 def test_short_streams_are_asked_again_until_the_end() -> None:

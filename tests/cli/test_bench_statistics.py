@@ -91,6 +91,10 @@ def test_tokens_that_share_a_chunk_share_its_time() -> None:
     assert (found.output_tokens, found.chunks) == (9, 5)
 
 
+def test_the_whole_ends_with_the_last_token_and_not_with_the_stream() -> None:
+    assert summarize(Outcome(0, answers=[answer(1, 1, ended=99.0)]), load="").e2e_ms.p50 == 5000
+
+
 def test_turns_are_told_apart_with_what_came_from_a_cache() -> None:
     answers = [
         answer(1, 1, turn=0, cached_tokens=None),
