@@ -21,6 +21,7 @@ from tokenspeed.cli.bench.mixture import MixtureOutcome
 from tokenspeed.cli.bench.report import Level, MixtureLevel, ServeReport
 from tokenspeed.cli.bench.statistics import summarize
 from tokenspeed.cli.bench.table import render
+from tokenspeed.cli.bench.tiers import Tiers, parse_counters
 from tokenspeed.cli.bench.wire import Wire
 
 
@@ -91,10 +92,34 @@ def test_the_table() -> None:
     assert "\n".join(render(report)) == TABLE
 
 
+METRICS = """\
+# TYPE tokenspeed_engine_prefix_query_tokens_total counter
+tokenspeed_engine_prefix_query_tokens_total {}.0
+tokenspeed_engine_prefix_hit_tokens_total {}.0
+tokenspeed_engine_host_hit_tokens_total {}.0
+tokenspeed_engine_storage_hit_tokens_total {}.0
+tokenspeed_engine_finished_total {}.0
+tokenspeed_engine_rounds_total 4.0
+"""
+
+
 TURNS = """\
 turn  done  prompt  cached  first token ms p50    p90    p99  each token ms p50
 1        2     100     40%               110.0  118.0  119.8               21.0
 2        2     100     40%               120.0  128.0  129.8               22.0"""
+
+
+def test_the_tiers_of_the_cache_are_told_where_something_was_cached() -> None:
+    before = parse_counters(METRICS.format(1000, 10, 2, 1, 7))
+    after = parse_counters(METRICS.format(3000, 1510, 402, 101, 9))
+    tiers = Tiers.between(before, after)
+    assert tiers == Tiers(2000, 1000, 400, 100)
+    report = report_of(levels=[replace(level("2 at once", answers(2)), tiers=tiers)])
+    told = "cached at 2 at once: of 2,000 prompt tokens 1,000 on the device, 400 in host memory, 100 in storage"
+    assert told in render(report)
+    # The engine was started again, or the server is none of ours.
+    assert Tiers.between(after, before) is None is Tiers.between(None, after)
+    assert parse_counters("tokenspeed_engine_finished_total 3.0") is None
 
 
 def test_the_table_of_turns() -> None:
@@ -159,7 +184,7 @@ SHAPE = {
             **{f"{name}_ms": {"count": "int", **FIGURES} for name in ("ttft", "tpot", "itl", "e2e", "lateness")},
             "client_cpu": "float",
             "goodput": {"targets": {"ttft": "float"}, "met": "int", "share": "float", "requests_per_s": "float"},
-            "turns": [], "client_limited": "str", "answers": [ANSWER],
+            "turns": [], "tiers": "NoneType", "client_limited": "str", "answers": [ANSWER],
         }
     ],
     "mixture": "NoneType",

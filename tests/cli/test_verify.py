@@ -73,7 +73,10 @@ def test_bench_serve_loads_a_server_of_ours(
     sessions = "-w sessions --sessions 1 --turns 3 --prefix-len 128 --output-len 8"
     done = tokenspeed(*line, *sessions.split())
     assert done.code == 0, done.err
-    turns = json.loads(path.read_text())["levels"][0]["turns"]
+    level = json.loads(path.read_text())["levels"][0]
+    turns, tiers = level["turns"], level["tiers"]
+    assert tiers["device"] == sum(answer["cached_tokens"] for answer in level["answers"])
+    assert (tiers["looked_up"], tiers["host"], tiers["storage"]) == (level["input_tokens"], 0, 0)
     assert [turn["turn"] for turn in turns] == [0, 1, 2]
     assert turns[0]["cached"] == 0 and turns[1]["cached"] > 0.25 and turns[2]["cached"] > turns[1]["cached"]
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from tokenspeed.cli.bench.answers import Answer, Request, StreamReader
+from tokenspeed.cli.bench.tiers import Counters, read_counters
 from tokenspeed.cli.bench.wire import MessageReader, Wire, WireError
 from tokenspeed.cli.records import ServerError
 
@@ -51,6 +52,8 @@ class Endpoint:
 
     Attributes:
         timeout_s: a request that takes longer has failed.
+        finished: how many requests the engine of a server of ours has ended by now, if nobody else asks it; None of
+            others.
         facts: what the server says of itself, for the report.
         notes: what it lacks and what that means for the figures.
     """
@@ -58,6 +61,7 @@ class Endpoint:
     wire: Wire
     model: str
     timeout_s: float = DEFAULT_TIMEOUT_S
+    finished: int | None = None
     abilities: Abilities = field(default_factory=Abilities)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -121,7 +125,13 @@ class Endpoint:
             else:
                 answer.error, answer.detail = f"status {status}", _words(bytes(refusal))
         answer.ended = clock()
+        if answer.ok and self.finished is not None:
+            self.finished += 1
         return answer
+
+    async def counters(self) -> Counters | None:
+        """The engine's totals, those of all answers so far among them; None of a server of others."""
+        return None if self.finished is None else await read_counters(self.wire, self.finished)
 
     async def tokenize(self, text: str) -> list[int]:
         """The token ids of a text, without those that begin a prompt. Raises ServerError."""
@@ -224,6 +234,8 @@ async def _look_at_server(endpoint: Endpoint) -> None:
     status, found = await endpoint.json("GET", "/v1/internal/configuration")
     if status == 200 and isinstance(found, dict) and "keys" in found:
         endpoint.facts["configuration"] = found
+        counters = await read_counters(endpoint.wire)
+        endpoint.finished = None if counters is None else counters["finished"]
         return
     for path, name in (("/version", "version"), ("/props", "props")):
         status, found = await endpoint.json("GET", path)

@@ -14,6 +14,7 @@ from tokenspeed.cli.bench.endpoint import Endpoint
 from tokenspeed.cli.bench.load import Outcome
 from tokenspeed.cli.bench.mixture import MixtureOutcome, PhaseFigures, phase_figures
 from tokenspeed.cli.bench.statistics import Summary
+from tokenspeed.cli.bench.tiers import Tiers
 from tokenspeed.cli.records import ServerError
 from tokenspeed.recipes.machine import Machine, detect_machine
 from tokenspeed.recipes.resolved import GIB
@@ -23,10 +24,11 @@ SERVE_SCHEMA, SERVE_VERSION = "tokenspeed.bench.serve", 1
 
 @dataclass(frozen=True)
 class Level:
-    """One load and what was seen of it."""
+    """One load and what was seen of it; ``tiers`` of a server of ours."""
 
     summary: Summary
     outcome: Outcome
+    tiers: Tiers | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def _level(level: Level) -> dict[str, Any]:
     began = level.outcome.began
     return {
         **asdict(level.summary),
+        "tiers": None if level.tiers is None else asdict(level.tiers),
         "client_limited": level.summary.client_limited,
         "answers": [_answer(answer, began) for answer in level.outcome.answers],
     }

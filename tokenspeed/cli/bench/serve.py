@@ -17,6 +17,7 @@ from tokenspeed.cli.bench.prompts import PromptMaker
 from tokenspeed.cli.bench.report import Level, MixtureLevel, ServeReport, write_json
 from tokenspeed.cli.bench.statistics import parse_targets, summarize
 from tokenspeed.cli.bench.table import render
+from tokenspeed.cli.bench.tiers import Tiers
 from tokenspeed.cli.bench.workloads import Asker, FileWorkload
 from tokenspeed.cli.benchmark import read_key, url_of
 from tokenspeed.cli.output import say, shout
@@ -120,6 +121,7 @@ async def _run(
         _tell(f"measuring {load.label}: {f'{count} {kind}' if count else f'for {load.duration_s:g} s'}")
         source = random.Random(f"{report.seed} load {number}")
         conversations = workload.conversations(asker, source, count)
+        before = await asker.endpoint.counters()
         cpu, wall = time.process_time(), time.perf_counter()
         outcome = await run_load(load, conversations, asker.endpoint.send, stop, source)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
@@ -132,7 +134,8 @@ async def _run(
             client_cpu=cpu / max(wall, 1e-9),
             by_turn=workload.by_turn,
         )
-        report.levels.append(Level(summary, outcome))
+        after = None if stop.is_set() else await asker.endpoint.counters()
+        report.levels.append(Level(summary, outcome, Tiers.between(before, after)))
 
 
 async def _warm(count: int, asker: Asker, source: random.Random) -> None:

@@ -21,6 +21,11 @@ def render(report: ServeReport) -> list[str]:
             if summary.turns:
                 lines += ["", *_turns(summary, several=len(summaries) > 1)]
         lines += _remarks(summaries)
+        for level in report.levels:
+            tiers = level.tiers
+            if tiers is not None and tiers.device + tiers.host + tiers.storage:
+                found = f"{tiers.device:,} on the device, {tiers.host:,} in host memory, {tiers.storage:,} in storage"
+                lines.append(f"cached at {level.summary.load}: of {tiers.looked_up:,} prompt tokens {found}")
     if report.mixture is not None:
         lines += ["", *_mixture(report.mixture)]
     lines += [f"note: {note}" for note in report.notes]
