@@ -116,7 +116,10 @@ def test_end_of_sequence_ids_of_both_files(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "linear_attention"]}, r"holds 2 entries with \['linear_attention'\]"),
         ({"layer_types": ["full_attention"]}, "layer_types holds 1 entries; supported are .* each of the 2 layers"),
         ({**QWEN3, "use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0, it should be at least 1"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is set"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "random weights are not quantised; leave",
+        ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rotary scaling 'yarn' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor should be a number, it is None"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor should be above 0"),

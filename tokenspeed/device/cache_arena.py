@@ -5,9 +5,7 @@ so any parent can serve any group; parent 0 is null: padding is written there an
 """
 
 import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +14,7 @@ from numpy.typing import NDArray
 
 from tokenspeed.device.residency import untouched_bytes
 from tokenspeed.layers.cache_spec import CacheGroupSpec
+from tokenspeed.layers.huge_memory import huge_zeros
 from tokenspeed.recipes.capacity import GroupFacts
 
 
@@ -127,13 +126,3 @@ class CacheArena:
     def poison(self) -> None:
         """Fills everything but the null parent with bytes that read as NaN, so that a read of the unwritten shows."""
         self._bytes[self.layout.parent_bytes :] = 0xFF
-
-
-def huge_zeros(nbytes: int) -> torch.Tensor:
-    """uint8 [nbytes] of zeros in anonymous memory for which huge pages are asked."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Where the kernel was built without it, small pages do the same, more slowly.
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tokenspeed.device.cache_arena import ArenaLayout, CacheArena, huge_zeros
+from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
 from tokenspeed.device.residency import untouched_bytes
+from tokenspeed.layers.huge_memory import huge_zeros
 
 logger = logging.getLogger(__name__)
 

@@ -1,20 +1,23 @@
-"""How many bytes of a checkpoint's weights an engine maps: read from the headers, no tensor is touched."""
+"""How many bytes an engine's weights take: read from the headers of a checkpoint, no tensor is touched."""
 
 from pathlib import Path
 
 from tokenspeed.recipes.gguf_file import GgufError, GgufHeader, read_gguf_header
 from tokenspeed.recipes.model_config import CheckpointError, ModelConfig, read_model_config
 from tokenspeed.recipes.resolved import ModelSource
-from tokenspeed.recipes.safetensors_file import checkpoint_files, read_safetensors_header
+from tokenspeed.recipes.stored_weights import stored_weights
 
 _HEAD = "lm_head.weight"
 
 
-def read_checkpoint(source: ModelSource) -> tuple[ModelConfig, int]:
-    """Config and bytes of a checkpoint on this machine; raises CheckpointError."""
+def read_checkpoint(source: ModelSource, *, converted: bool = True) -> tuple[ModelConfig, int]:
+    """Config and bytes of a checkpoint on this machine; raises CheckpointError.
+
+    ``converted``: quantised matrices of safetensors files count as what the CPU makes of them, else as they are stored.
+    """
     header = _gguf_header(source.path) if source.kind == "gguf" else None
     config = read_model_config(source)
-    size = checkpoint_bytes(source, tied=config.tie_word_embeddings)
+    size = _checkpoint_bytes(source, config, converted)
     del header  # held until here: walking it twice would take twice as long
     return config, size
 
@@ -26,13 +29,18 @@ def _gguf_header(path: str) -> GgufHeader:
         raise CheckpointError(str(error)) from error
 
 
-def checkpoint_bytes(source: ModelSource, *, tied: bool) -> int:
-    """Bytes of the tensors in a GGUF file or in a folder's safetensors files.
-
-    ``tied``: a stored copy of the embedding as output head is not used, so it does not count. Raises CheckpointError
-    for a damaged or missing file.
-    """
+def _checkpoint_bytes(source: ModelSource, config: ModelConfig, converted: bool) -> int:
+    """A stored copy of a tied embedding as output head is not used, so it does not count."""
     if source.kind == "gguf":
         return sum(tensor.nbytes for tensor in _gguf_header(source.path).tensors.values())
-    tensors = [item for path in checkpoint_files(Path(source.path)) for item in read_safetensors_header(path).items()]
-    return sum(tensor.nbytes for name, tensor in tensors if not (tied and name == _HEAD))
+    unused = {_HEAD} if config.tie_word_embeddings else set()
+    weights = stored_weights(Path(source.path), config.quantization)
+    if converted:
+        return sum(weight.resident_bytes for name, weight in weights.items() if name not in unused)
+    return sum(
+        part.tensor.nbytes
+        for name, weight in weights.items()
+        if name not in unused
+        for part in (weight.values, weight.scale, weight.zero_point)
+        if part is not None
+    )

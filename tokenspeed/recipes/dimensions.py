@@ -137,6 +137,7 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         tied=config.tie_word_embeddings,
         head_norms=config.qk_norm,
         biases=config.attention_bias,
+        quantisation_block=1 if config.quantization is None else config.quantization.block_columns,
     )
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenspeed.recipes.checkpoint_error import CheckpointError as CheckpointError
 from tokenspeed.recipes.gguf_file import GgufError, GgufHeader, read_gguf_header
 from tokenspeed.recipes.gguf_formats import FILE_TYPES
+from tokenspeed.recipes.quantization import Quantization, read_quantization
 from tokenspeed.recipes.resolved import ModelSource
 
 ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
@@ -36,7 +38,9 @@ class ModelConfig:
         rope: see RopeConfig.
         context_length: the longest sequence the model was made for.
         eos_token_ids: all ids that end a generation (generation_config.json counts too).
-        dtype: what the checkpoint stores: "float32", "bfloat16", "float16" or a GGUF file type.
+        dtype: what the checkpoint stores: "float32", "bfloat16", "float16" or a GGUF file type; of a quantised one,
+            what the rest of it is stored in.
+        quantization: how the quantised matrices of safetensors files are stored; None where none is.
         q_and_k_permuted: GGUF stores the q and k rows of llama models permuted for interleaved rotary.
         sliding_window: positions that a token sees in the layers ``sliding_layers``, its own the last of them; else 0.
         sliding_layers: indices of the layers with that window; all others see the whole sequence.
@@ -60,13 +64,10 @@ class ModelConfig:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str
+    quantization: Quantization | None = None
     q_and_k_permuted: bool = False
     sliding_window: int = 0
     sliding_layers: tuple[int, ...] = ()
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message names the file, what is wrong in it, and what would mend it."""
 
 
 def read_model_config(source: ModelSource) -> ModelConfig:
@@ -78,6 +79,8 @@ def read_model_config(source: ModelSource) -> ModelConfig:
             raise CheckpointError(str(error)) from error
     if source.kind == "random":
         values = _parsed("random_config", source.random_config)
+        if values.get("quantization_config"):
+            raise CheckpointError("random_config: random weights are not quantised; leave quantization_config out")
         return _checked(_from_hf(_Fields("random_config", values), {}), "random_config")
     folder = Path(source.path)
     path = folder / "config.json"
@@ -151,11 +154,6 @@ def _from_hf(fields: _Fields, generation: Mapping[str, Any]) -> ModelConfig:
     architecture = _hf_architecture(fields)
     fields.refuse_unless("hidden_act", ("silu",))
     fields.refuse_unless("pretraining_tp", (1,))
-    if fields.values.get("quantization_config"):
-        raise CheckpointError(
-            f"{fields.where}: quantization_config is set; safetensors are read in float32, bfloat16 and float16 only: "
-            "use the unquantised checkpoint or a GGUF file"
-        )
     window, sliding_layers = _hf_windows(fields, architecture)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     return ModelConfig(
@@ -177,6 +175,7 @@ def _from_hf(fields: _Fields, generation: Mapping[str, Any]) -> ModelConfig:
         bos_token_id=_first_id(fields.values.get("bos_token_id")),
         eos_token_ids=_ids(fields.values.get("eos_token_id"), generation.get("eos_token_id")),
         dtype=str(fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32"),
+        quantization=read_quantization(fields.where, fields.values),
         sliding_window=window,
         sliding_layers=sliding_layers,
     )

@@ -17,7 +17,7 @@ from tokenspeed.recipes.checkpoint_size import read_checkpoint
 from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, count_parameters, dimensions_of, groups_of
 from tokenspeed.recipes.divisibility import indivisible
 from tokenspeed.recipes.document import RecipeError
-from tokenspeed.recipes.features import weights_bytes
+from tokenspeed.recipes.features import CPU_GROWTH, weights_bytes
 from tokenspeed.recipes.machine import Accelerator, Machine
 from tokenspeed.recipes.memory import (
     DEFAULT_CONTEXT_BYTES,
@@ -196,13 +196,15 @@ def model_facts(resolution: Resolution) -> ModelFacts:
             count = count_parameters(dimensions_of(config)).total
             weight_bytes = count * RANDOM_TYPE_BYTES.get(config.dtype, 4)
         else:
-            config, weight_bytes = read_checkpoint(source)
+            config, weight_bytes = read_checkpoint(source, converted=_on_cpu(resolution))
         stored = "gguf" if source.kind == "gguf" else config.dtype
         return ModelFacts(groups_of(config), dimensions_of(config), config.context_length, stored, weight_bytes)
     assert resolution.loaded is not None, "a bare path is always present"
     recipe = resolution.loaded.recipe
     stored = getattr(resolution.weights, "format", "")
     weight_bytes = weights_bytes(resolution.weights) or resolution.located.bytes_on_disk
+    if _on_cpu(resolution):
+        weight_bytes = int(weight_bytes * CPU_GROWTH.get(stored, 1.0))
     return ModelFacts(recipe.cache_groups, recipe.dimensions, recipe.context, stored, weight_bytes)
 
 

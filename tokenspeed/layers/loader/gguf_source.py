@@ -80,6 +80,9 @@ class GgufSource:
             f"{', '.join([*_DENSE, *_QUANTIZED])}: take a file quantised to one of these"
         )
 
+    def converted(self, _spec: WeightSpec) -> QuantizedTensor | None:
+        return None
+
     def vector(self, spec: WeightSpec) -> torch.Tensor:
         tensor = self._tensors[spec.name]
         return self._float_vector(tensor.name, tensor.type_name, tensor.offset, tensor.nbytes)

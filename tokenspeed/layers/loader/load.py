@@ -21,7 +21,7 @@ def open_source(source: ModelSource, config: ModelConfig) -> WeightSource:
         return GgufSource(Path(source.path))
     if source.kind == "random":
         return RandomSource(seed=source.seed, dtype=config.dtype)
-    return SafetensorsSource(Path(source.path))
+    return SafetensorsSource(Path(source.path), config.quantization)
 
 
 def load_weights(
@@ -57,6 +57,9 @@ def load_weights(
 
 
 def _matrix(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) -> QuantizedTensor:
+    converted = source.converted(spec)
+    if converted is not None:
+        return converted
     weight = source.matrix(spec)
     if order is not None:
         weight = weight.select_rows(order)

@@ -37,6 +37,9 @@ class RandomSource:
         data = values.to(_FORMATS[self._format])
         return QuantizedTensor(format=self._format, shape=(rows, columns), planes={"data": data}, source=self.where)
 
+    def converted(self, _spec: WeightSpec) -> QuantizedTensor | None:
+        return None
+
     def vector(self, spec: WeightSpec) -> torch.Tensor:
         if "norm" in spec.name:
             return torch.ones(spec.shape)

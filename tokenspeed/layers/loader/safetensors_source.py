@@ -1,78 +1,110 @@
-"""A folder of safetensors files, one or several with an index."""
+"""A folder of safetensors files, one or several with an index, quantised or not."""
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tokenspeed.layers.huge_memory import huge_zeros
+from tokenspeed.layers.loader.conversion import StoredMatrix, convert
 from tokenspeed.layers.loader.source import MappedFile
 from tokenspeed.layers.weights import WeightSpec
-from tokenspeed.recipes.model_config import CheckpointError
-from tokenspeed.recipes.safetensors_file import checkpoint_files, read_safetensors_header
+from tokenspeed.recipes.quantization import Quantization
+from tokenspeed.recipes.stored_weights import StoredTensor, StoredWeight, stored_weights
 from tokenspeed_kernel.quantized import QuantizedTensor
 
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "I32": torch.int32,
+}
 _FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-@dataclass(frozen=True)
-class _Entry:
-    file: MappedFile
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
 class SafetensorsSource:
-    """Weights as they lie in ``folder``: bfloat16, float16 and float32 matrices are read in place."""
+    """Weights as they lie in ``folder``: bfloat16, float16 and float32 matrices are read in place, quantised ones
+    become blocks or bfloat16 (see conversion.py)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quantization: Quantization | None) -> None:
         self.where = str(folder)
-        self._entries: dict[str, _Entry] = {}
-        for path in checkpoint_files(folder):
-            self._add_file(MappedFile(path))
-
-    def names(self) -> frozenset[str]:
-        return frozenset(self._entries)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entries[name].shape
-
-    def matrix(self, spec: WeightSpec) -> QuantizedTensor:
-        entry = self._entries[spec.name]
-        data = entry.file.view(entry.offset, entry.nbytes, entry.dtype).view(entry.shape)
-        rows, columns = entry.shape
-        return QuantizedTensor(
-            format=_FORMATS[entry.dtype],
-            shape=(rows, columns),
-            planes={"data": data},
-            source=f"{entry.file.path.name}:{spec.name}",
+        self._weights = stored_weights(folder, quantization)
+        paths = {weight.values.path for weight in self._weights.values()}
+        paths |= {part.path for weight in self._weights.values() for part in _companions(weight)}
+        self._files = {path: MappedFile(path) for path in sorted(paths)}
+        self._converted = _ConvertedMemory(
+            sum(weight.resident_bytes for weight in self._weights.values() if weight.scheme is not None)
         )
 
+    def names(self) -> frozenset[str]:
+        return frozenset(self._weights)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._weights[name].shape
+
+    def matrix(self, spec: WeightSpec) -> QuantizedTensor:
+        values = self._weights[spec.name].values
+        data = self._view(values)
+        rows, columns = data.shape
+        return QuantizedTensor(
+            format=_FORMATS[data.dtype],
+            shape=(rows, columns),
+            planes={"data": data},
+            source=f"{values.path.name}:{spec.name}",
+        )
+
+    def converted(self, spec: WeightSpec, /) -> QuantizedTensor | None:
+        weight = self._weights[spec.name]
+        if weight.scheme is None:
+            return None
+        assert weight.scale is not None, "stored_weights looks for it"
+        rows = spec.shard.row_range(spec.shape[0])
+        columns = spec.shard.column_range(spec.shape[1])
+        shape = (rows[1] - rows[0], columns[1] - columns[0])
+        matrix = StoredMatrix(
+            scheme=weight.scheme,
+            shape=(spec.shape[0], spec.shape[1]),
+            values=self._view(weight.values),
+            scale=self._view(weight.scale),
+            zero_point=None if weight.zero_point is None else self._view(weight.zero_point),
+            where=f"{weight.values.path}: {spec.name}",
+        )
+        plane = self._converted.take(shape[0], weight.scheme.resident_bytes(*shape) // max(1, shape[0]))
+        if weight.scheme.resident == "bfloat16":
+            plane = plane.view(torch.bfloat16)
+        convert(matrix, rows, columns, plane)
+        del matrix
+        self._files[weight.values.path].forget(weight.values.tensor.offset, weight.values.tensor.nbytes)
+        name = "data" if weight.scheme.resident == "bfloat16" else "blocks"
+        source = f"{weight.values.path.name}:{weight.values.name}"
+        return QuantizedTensor(format=weight.scheme.resident, shape=shape, planes={name: plane}, source=source)
+
     def vector(self, spec: WeightSpec) -> torch.Tensor:
-        entry = self._entries[spec.name]
-        return entry.file.view(entry.offset, entry.nbytes, entry.dtype).to(torch.float32, copy=True)
+        return self._view(self._weights[spec.name].values).to(torch.float32, copy=True)
 
     def rotary_factors(self) -> torch.Tensor | None:
         return None
 
-    def _add_file(self, file: MappedFile) -> None:
-        for name, tensor in read_safetensors_header(file.path).items():
-            dtype = _DTYPES.get(tensor.dtype)
-            if dtype is None:
-                raise CheckpointError(
-                    f"{file.path}: {name} is stored as {tensor.dtype}; supported are {', '.join(_DTYPES)}: "
-                    "use an unquantised checkpoint or a GGUF file"
-                )
-            if tensor.nbytes != math.prod(tensor.shape) * dtype.itemsize:
-                raise CheckpointError(
-                    f"{file.path}: {name} of shape {list(tensor.shape)} cannot take {tensor.nbytes} bytes; the file is "
-                    "damaged: download it again"
-                )
-            if name in self._entries:
-                raise CheckpointError(
-                    f"{file.path}: {name} is in {self._entries[name].file.path} too; remove one of the files"
-                )
-            self._entries[name] = _Entry(file, dtype, tensor.shape, tensor.offset, tensor.nbytes)
+    def _view(self, stored: StoredTensor) -> torch.Tensor:
+        tensor = stored.tensor
+        flat = self._files[stored.path].view(tensor.offset, tensor.nbytes, _DTYPES[tensor.dtype])
+        return flat.view(tensor.shape)
+
+
+def _companions(weight: StoredWeight) -> list[StoredTensor]:
+    return [part for part in (weight.scale, weight.zero_point) if part is not None]
+
+
+class _ConvertedMemory:
+    """One piece of memory that converted matrices fill one behind the other, in the order of the model: neighbours
+    (q, k and v; gate and up) then join without a copy."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._bytes = huge_zeros(nbytes) if nbytes else torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def take(self, rows: int, row_bytes: int) -> torch.Tensor:
+        """The next uint8 [rows, row_bytes], zeros."""
+        start, self._used = self._used, self._used + rows * row_bytes
+        return self._bytes[start : self._used].view(rows, row_bytes)

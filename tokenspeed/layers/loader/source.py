@@ -33,6 +33,11 @@ class WeightSource(Protocol):
         """The whole matrix as it is stored; a view of the file where possible."""
         ...
 
+    def converted(self, spec: WeightSpec, /) -> QuantizedTensor | None:
+        """The rank's part of a matrix that kernels do not take as it is stored, made into one that they do; None where
+        ``matrix`` has it."""
+        ...
+
     def vector(self, spec: WeightSpec) -> torch.Tensor:
         """The whole vector as float32 (a copy)."""
         ...
@@ -63,6 +68,14 @@ class MappedFile:
             # torch warns that the memory is read-only. Nothing here writes to weights; a write would end the process.
             warnings.simplefilter("ignore", UserWarning)
             self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+
+    def forget(self, offset: int, nbytes: int) -> None:
+        """Gives the whole pages of a part back that is not needed any more. Who reads it all the same gets it from the
+        file again."""
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def view(self, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
         """The ``nbytes`` from ``offset`` on as a flat tensor of ``dtype``: a view; a copy where unaligned."""

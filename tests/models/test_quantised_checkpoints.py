@@ -1,0 +1,179 @@
+"""Quantised safetensors checkpoints: the values they stand for, exactly; the logits of those values; and the bytes that
+the plan foretold."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from model_checks import check_prompt
+from quantised_checkpoints import FORMATS, is_quantised, quantise_checkpoint
+from safetensors.torch import load_file, save_file
+from tiny_models import build, resolved, save, transformers_model
+
+from tokenspeed.layers.loader import conversion, load_weights, open_source
+from tokenspeed.layers.loader.source import MappedFile
+from tokenspeed.layers.weights import LoadedWeights, joined
+from tokenspeed.models import architecture
+from tokenspeed.recipes.checkpoint_size import read_checkpoint
+from tokenspeed.recipes.model_config import CheckpointError, read_model_config
+from tokenspeed.recipes.resolved import ModelSource
+
+
+def load(folder: Path, rank: int = 0, world: int = 1) -> LoadedWeights:
+    source = ModelSource(kind="folder", path=str(folder))
+    config = read_model_config(source)
+    specs = architecture(config.architecture).weights(config, rank=rank, world=world)
+    return load_weights(
+        open_source(source, config), specs, q_and_k_permuted=False, tied=False, report=lambda done, total, name: None
+    )
+
+
+@pytest.fixture(params=FORMATS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, dict[str, torch.Tensor]]:
+    """The format's name, the folder of a tiny llama in it, and the weights that it stands for."""
+    folder = save(transformers_model("llama"), tmp_path)
+    return request.param, folder, quantise_checkpoint(folder, FORMATS[request.param])
+
+
+def test_every_weight_has_the_value_that_is_stored(checkpoint: tuple[str, Path, dict[str, torch.Tensor]]) -> None:
+    name, folder, values = checkpoint
+    weights = load(folder)
+    for weight_name, weight in weights.matrices.items():
+        assert weight.format == (FORMATS[name].resident if is_quantised(weight_name) else "float32")
+        assert torch.equal(weight.dequantize(), values[weight_name]), weight_name
+
+
+def test_the_plan_counts_what_is_resident(checkpoint: tuple[str, Path, dict[str, torch.Tensor]]) -> None:
+    _, folder, _ = checkpoint
+    source = ModelSource(kind="folder", path=str(folder))
+    assert read_checkpoint(source)[1] == load(folder).nbytes
+    stored = load_file(folder / "model.safetensors")
+    unread = sum(tensor.nbytes for name, tensor in stored.items() if name.endswith("weight_shape"))
+    assert read_checkpoint(source, converted=False)[1] == sum(tensor.nbytes for tensor in stored.values()) - unread
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("llama", "int4, groups of 32"),
+        ("qwen3", "int4, zero points"),
+        ("qwen3", "int8 W8A8"),
+        ("llama", "fp8 of DeepSeek"),
+    ],
+)
+def test_logits_are_those_of_the_values(family: str, name: str, tmp_path: Path) -> None:
+    model = transformers_model(family)
+    folder = save(model, tmp_path)
+    model.load_state_dict(quantise_checkpoint(folder, FORMATS[name]))
+    device = build(resolved(folder, kv_dtype="float32"))
+    try:
+        check_prompt(model, device, [3, 1, 4, 1, 5, 9, 2, 6], new_tokens=8)
+    finally:
+        device.handle.shutdown()
+
+
+@pytest.mark.parametrize(
+    "name", ["int4, groups of 32", "int4, zero points of rows", "int8 in words, rows", "fp8, blocks"]
+)
+def test_ranks_convert_their_own_part(name: str, tmp_path: Path) -> None:
+    folder = save(transformers_model("llama", intermediate_size=128), tmp_path)
+    values = quantise_checkpoint(folder, FORMATS[name])
+    ranks = [load(folder, rank, 2) for rank in range(2)]
+    for weight_name in filter(is_quantised, values):
+        dimension = 1 if weight_name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+        parts = [rank.matrices[weight_name].dequantize() for rank in ranks]
+        assert torch.equal(torch.cat(parts, dim=dimension), values[weight_name]), weight_name
+
+
+def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:
+    folder = save(transformers_model("llama"), tmp_path)
+    quantise_checkpoint(folder, FORMATS["int4, groups of 32"])
+    with pytest.raises(CheckpointError, match=r"down_proj\.weight: columns 0 to 48 would cut a block of 32; divide"):
+        load(folder, 0, 2)
+
+
+@pytest.mark.parametrize("name", ["int4, zero points", "int8 W8A8", "fp8, blocks"])
+def test_a_large_matrix_is_converted_piece_by_piece(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(transformers_model("llama"), tmp_path)
+    values = quantise_checkpoint(folder, FORMATS[name])
+    monkeypatch.setattr(conversion, "PIECE_ELEMENTS", 7 * 64)
+    for weight_name, weight in load(folder).matrices.items():
+        assert torch.equal(weight.dequantize(), values[weight_name]), weight_name
+
+
+def test_converted_neighbours_join_as_a_view(tmp_path: Path) -> None:
+    folder = save(transformers_model("llama"), tmp_path)
+    quantise_checkpoint(folder, FORMATS["int4, groups of 32"])
+    weights = load(folder).matrices
+    for block, names in (("self_attn", "qkv"), ("mlp", ("gate", "up"))):
+        parts = [weights[f"model.layers.1.{block}.{name}_proj.weight"] for name in names]
+        whole = joined(parts)
+        assert whole is not None
+        assert whole.plane.data_ptr() == parts[0].plane.data_ptr()
+
+
+def test_scales_of_activations_and_of_a_cache_are_left_aside(tmp_path: Path) -> None:
+    folder = save(transformers_model("llama"), tmp_path)
+    values = quantise_checkpoint(folder, FORMATS["int8 W8A8"])
+    tensors = load_file(folder / "model.safetensors")
+    for part in ("mlp.down_proj.input_scale", "self_attn.k_scale", "self_attn.v_scale"):
+        tensors[f"model.layers.0.{part}"] = torch.ones(1)
+    save_file(tensors, folder / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert torch.equal(load(folder).matrices[name].dequantize(), values[name])
+
+
+def test_scales_that_are_no_float16_become_the_nearest(tmp_path: Path) -> None:
+    """An element moves by 2^-11 of itself at most, by 2^-25 a step where the scale is a subnormal float16."""
+    folder = save(transformers_model("llama"), tmp_path)
+    values = quantise_checkpoint(folder, FORMATS["int8 W8A8"])
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.0.mlp.down_proj.weight"
+    scale = torch.logspace(-7, 4, tensors[name].shape[0]).unsqueeze(1)
+    tensors[name.replace("weight", "weight_scale")] = scale
+    save_file(tensors, folder / "model.safetensors")
+    steps = tensors[name].double()
+    moved = (load(folder).matrices[name].dequantize().double() - steps * scale.double()).abs()
+    assert bool((moved <= torch.maximum(2.0**-11 * (steps * scale).abs(), 2.0**-25 * steps.abs())).all())
+    assert bool((moved > 0).any())
+    assert values[name].shape == moved.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("int4, groups of 32", 70000.0),
+        ("int4, groups of 32", torch.nan),
+        ("int8 W8A8", torch.inf),
+        ("fp8, rows", torch.inf),
+    ],
+)
+def test_a_scale_beyond_all_bounds_is_refused(name: str, value: float, tmp_path: Path) -> None:
+    folder = save(transformers_model("llama"), tmp_path)
+    quantise_checkpoint(folder, FORMATS[name])
+    tensors, place = load_file(folder / "model.safetensors"), "model.layers.0.mlp.up_proj.weight_scale"
+    tensors[place][3, 0] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: .*up_proj\.weight: has a scale"):
+        load(folder)
+
+
+def resident_bytes(path: Path) -> int:
+    """Bytes of the mapping of ``path`` that this process has in memory."""
+    found, total = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            found = line.endswith(str(path))
+        elif found and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+def test_what_was_converted_is_given_back(tmp_path: Path) -> None:
+    path, size = tmp_path / "weights", 8 << 20
+    path.write_bytes(bytes(range(256)) * (size // 256))
+    file = MappedFile(path)
+    before = file.bytes.sum().item()
+    assert resident_bytes(path) == size
+    file.forget(4096 + 1, size - 2 * 4096)
+    assert resident_bytes(path) < size // 4
+    assert file.bytes.sum().item() == before
