@@ -25,6 +25,9 @@ void run_rms_norm(const float* x, float* residual, const float* weight, float ep
 void run_silu_and_mul(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
                       int64_t rows, int64_t size);
 
+void run_clamped_swiglu(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float alpha, float limit,
+                        float* out, int64_t rows, int64_t size);
+
 void run_prologue(const Prologue& call, int64_t tokens);
 
 struct Attention {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "drivers.hpp"
+#include "moe.hpp"
 #include "pool.hpp"
 #include "recording.hpp"
 #include "sampling.hpp"
@@ -63,6 +64,8 @@ public:
             [weight = weight_, ids, tokens, out] { run_embedding(weight, at<const int32_t>(ids), tokens, at<float>(out)); });
     }
 
+    const Weight& weight() const { return weight_; }
+
 private:
     struct Layout {
         WeightFormat format;
@@ -84,6 +87,45 @@ private:
         throw std::invalid_argument("weight format '" + format + "' is unknown to the CPU kernels");
     }
     Weight weight_{};
+};
+
+// How tokens go to experts; the correction is not owned.
+class Router {
+public:
+    Router(int64_t experts, int64_t top_k, bool sigmoid, int64_t groups, int64_t top_groups, bool renormalise, float scale,
+           Address correction)
+        : routing_{experts, top_k, sigmoid, groups, top_groups, renormalise, scale, at<const float>(correction)} {}
+
+    void route(Address logits, int64_t rows, Address ids, Address weights) const {
+        run(rows * routing_.experts,
+            [&] { run_route(routing_, at<const float>(logits), rows, at<int32_t>(ids), at<float>(weights)); });
+    }
+
+private:
+    Routing routing_;
+};
+
+// The experts of a layer; weights and biases are not owned.
+class Mixture {
+public:
+    // limit 0: silu, which has neither alpha nor limit.
+    Mixture(const Matrix& gate_up, const Matrix& down, Address gate_up_bias, Address down_bias, float alpha, float limit)
+        : experts_{gate_up.weight(),
+                   down.weight(),
+                   at<const float>(gate_up_bias),
+                   at<const float>(down_bias),
+                   limit > 0.0f ? GatedActivation::kClampedSwiglu : GatedActivation::kSilu,
+                   alpha,
+                   limit} {}
+
+    void apply(Address x, Address ids, Address weights, int64_t tokens, int64_t top_k, Address out) const {
+        nb::gil_scoped_release released;
+        run_experts(experts_, at<const float>(x), at<const int32_t>(ids), at<const float>(weights), tokens, top_k,
+                    at<float>(out));
+    }
+
+private:
+    Experts experts_;
 };
 
 using Strides = nb::tuple;  // of a cache plane, in elements: block, head, token, 1
@@ -150,6 +192,14 @@ void silu_and_mul(Address gate, int64_t gate_stride, Address up, int64_t up_stri
     });
 }
 
+void clamped_swiglu(Address gate, int64_t gate_stride, Address up, int64_t up_stride, float alpha, float limit, Address out,
+                    int64_t rows, int64_t size) {
+    run(rows * size, [&] {
+        run_clamped_swiglu(at<const float>(gate), gate_stride, at<const float>(up), up_stride, alpha, limit, at<float>(out),
+                           rows, size);
+    });
+}
+
 }  // namespace
 }  // namespace tokenspeed
 
@@ -195,5 +245,15 @@ NB_MODULE(_native, m) {
 
     m.def("rms_norm", &rms_norm, "x"_a, "residual"_a, "weight"_a, "epsilon"_a, "out"_a, "rows"_a, "size"_a);
     m.def("silu_and_mul", &silu_and_mul, "gate"_a, "gate_stride"_a, "up"_a, "up_stride"_a, "out"_a, "rows"_a, "size"_a);
+    m.def("clamped_swiglu", &clamped_swiglu);
+
+    nb::class_<Router>(m, "Router", "How tokens go to experts.")
+        .def(nb::init<int64_t, int64_t, bool, int64_t, int64_t, bool, float, Address>(), "experts"_a, "top_k"_a, "sigmoid"_a,
+             "groups"_a, "top_groups"_a, "renormalise"_a, "scale"_a, "correction"_a)
+        .def("route", &Router::route, "logits"_a, "rows"_a, "ids"_a, "weights"_a);
+    nb::class_<Mixture>(m, "Mixture", "The experts of a layer, whose weights and biases lie elsewhere.")
+        .def(nb::init<const Matrix&, const Matrix&, Address, Address, float, float>(), "gate_up"_a, "down"_a,
+             "gate_up_bias"_a, "down_bias"_a, "alpha"_a, "limit"_a)
+        .def("apply", &Mixture::apply, "x"_a, "ids"_a, "weights"_a, "tokens"_a, "top_k"_a, "out"_a);
     bind_sampling(m);
 }

@@ -120,6 +120,10 @@ struct KernelTable {
     float (*maximum)(const float* values, int64_t size);
     // out[i] = exp(values[i] - shift).
     void (*shifted_exp)(const float* values, float shift, float* out, int64_t size);
+
+    // out = g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and u = up within [-limit, limit].
+    void (*clamped_swiglu)(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float alpha,
+                           float limit, float* out, int64_t rows, int64_t size);
 };
 
 }  // namespace tokenspeed

@@ -20,6 +20,38 @@ class Matrix:
     def multiply_rounded(self, x: int, tokens: int, out: int) -> None: ...
     def lookup(self, ids: int, tokens: int, out: int) -> None: ...
 
+class Router:
+    def __init__(
+        self,
+        experts: int,
+        top_k: int,
+        sigmoid: bool,
+        groups: int,
+        top_groups: int,
+        renormalise: bool,
+        scale: float,
+        correction: int,
+    ) -> None: ...
+    def route(self, logits: int, rows: int, ids: int, weights: int) -> None: ...
+
+class Mixture:
+    def __init__(
+        self, gate_up: Matrix, down: Matrix, gate_up_bias: int, down_bias: int, alpha: float, limit: float
+    ) -> None: ...
+    def apply(self, x: int, ids: int, weights: int, tokens: int, top_k: int, out: int) -> None: ...
+
+def clamped_swiglu(
+    gate: int,
+    gate_stride: int,
+    up: int,
+    up_stride: int,
+    alpha: float,
+    limit: float,
+    out: int,
+    rows: int,
+    size: int,
+    /,
+) -> None: ...
 def instruction_set() -> str: ...
 def has_instruction_set(name: str) -> bool: ...
 def choose_instruction_set(name: str) -> None: ...

@@ -1,4 +1,5 @@
-"""norm.rms, norm.fused_add_rms and activation.silu_and_mul; contracts in tokenspeed_kernel.ops.norm and .activation."""
+"""norm.rms, norm.fused_add_rms, activation.silu_and_mul and activation.clamped_swiglu; contracts in
+tokenspeed_kernel.ops.norm and .activation."""
 
 import torch
 
@@ -7,6 +8,7 @@ from tokenspeed_kernel_cpu.checks import checked, expect
 
 _rms_norm = _native.rms_norm
 _silu_and_mul = _native.silu_and_mul
+_clamped_swiglu = _native.clamped_swiglu
 
 
 def _check_rms(x: torch.Tensor, weight: torch.Tensor, _eps: float, out: torch.Tensor) -> None:
@@ -26,6 +28,10 @@ def _check_silu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None
     expect("out", out, torch.float32, out.shape)
 
 
+def _check_clamped(gate: torch.Tensor, up: torch.Tensor, _alpha: float, _limit: float, out: torch.Tensor) -> None:
+    _check_silu(gate, up, out)
+
+
 @checked(_check_rms)
 def rms(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
     """out = x / rms(x) * weight."""
@@ -43,4 +49,20 @@ def silu_and_mul(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> Non
     """out = gate * sigmoid(gate) * up."""
     _silu_and_mul(
         gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), out.data_ptr(), out.size(0), out.size(1)
+    )
+
+
+@checked(_check_clamped)
+def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: float, out: torch.Tensor) -> None:
+    """out = g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit), u = up within [-limit, limit]."""
+    _clamped_swiglu(
+        gate.data_ptr(),
+        gate.stride(0),
+        up.data_ptr(),
+        up.stride(0),
+        alpha,
+        limit,
+        out.data_ptr(),
+        out.size(0),
+        out.size(1),
     )

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE
+from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
 from tokenspeed_kernel.ops.embedding import lookup_signature
 from tokenspeed_kernel.ops.gemm import linear_signature
+from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
@@ -14,7 +15,7 @@ from tokenspeed_kernel.records import load_records
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_cpu import _native, attention, elementwise, linear, recording, sampling
+from tokenspeed_kernel_cpu import _native, attention, elementwise, linear, moe, recording, sampling
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
 
 SOLUTION = "cpu_native"
@@ -50,6 +51,22 @@ _NORM = frozenset({NORM_SIGNATURE})
 _ACTIVATION = frozenset({ACTIVATION_SIGNATURE})
 _SAMPLING = frozenset({SAMPLING_SIGNATURE})
 
+_EXPERTS = frozenset(
+    experts_signature(WEIGHT_FORMATS[gate_up], WEIGHT_FORMATS[down]) for gate_up in WEIGHTS for down in WEIGHTS
+)
+_ROUTING: dict[str, TraitBound] = {
+    "experts": Range(1),
+    "top_k": Range(1),
+    "scoring": one_of(*SCORINGS),
+    "corrected": one_of(False, True),
+    "grouped": one_of(False, True),
+}
+_MIXTURE: dict[str, TraitBound] = {
+    "hidden": Range(1),
+    "intermediate": Range(1),
+    "activation": one_of(*GATED_ACTIVATIONS),
+    "biased": one_of(False, True),
+}
 _SIZES: dict[str, TraitBound] = {"n": Range(0), "k": Range(1)}
 _HEADS: dict[str, TraitBound] = {
     "head_dim": MultipleOf(2, _native.MAX_HEAD_DIM),
@@ -117,4 +134,7 @@ def register() -> None:
     _register("sampling.apply_penalties", sampling.apply_penalties, _SAMPLING)
     _register("sampling.logprobs", sampling.logprobs, _SAMPLING)
     _register("sampling.has_nan", sampling.has_nan, _SAMPLING)
+    _register("activation.clamped_swiglu", elementwise.clamped_swiglu, _ACTIVATION)
+    _register("moe.route", moe.make_route, frozenset({ROUTE_SIGNATURE}), _ROUTING)
+    _register("moe.experts", moe.make_experts, _EXPERTS, _MIXTURE)
     load_records(RECORDS)

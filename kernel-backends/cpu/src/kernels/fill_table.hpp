@@ -6,6 +6,7 @@ extern const KernelTable kTable;
 const KernelTable kTable = {
     TOKENSPEED_ISA_NAME, nullptr, linear_scratch, linear, decode_row, rms_norm, silu_and_mul, prologue, attend,
     merge,               finish,         argmax, has_nan,    maximum,  shifted_exp,
+    clamped_swiglu,
 };
 
 }  // namespace tokenspeed::TOKENSPEED_ISA

@@ -1,0 +1,246 @@
+// moe.experts. Tokens are grouped by expert; an expert's weights are read once for all of its tokens. Two rounds over the
+// threads, each of pieces of (expert, rows): gate, up and activation; then down, weighted and added up.
+//
+// A token's experts are added in the order of their ids, each by a product whose bits do not depend on the batch: what
+// comes out for a token depends on nothing but that token.
+#include "moe.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "pool.hpp"
+#include "threads.hpp"
+
+namespace tokenspeed {
+
+namespace {
+
+constexpr int64_t kGrain = 16;            // rows: a multiple of what the products take together
+constexpr int64_t kPiecesEach = 4;        // pieces of work for each thread in a round
+constexpr int64_t kPieceFloats = 65536;   // results that a piece keeps at most, in the second-level cache
+constexpr int64_t kWaveFloats = 8 << 20;  // inputs and activations of the experts that are worked on together
+constexpr int64_t kMostTokens = 512;      // of one group: more of an expert's tokens are another group
+
+struct Pair {
+    int64_t token;
+    float weight;
+};
+
+// Tokens of one expert: its pairs [first, first + count), by token.
+struct Group {
+    int64_t expert;
+    int64_t first;
+    int64_t count;
+    const float* inputs;  // [count, hidden]
+};
+
+// Rows [begin, end) of a group's expert.
+struct Piece {
+    int64_t group;
+    int64_t begin, end;
+};
+
+struct Plan {
+    std::vector<int64_t> starts;
+    std::vector<Pair> pairs;
+    std::vector<Group> groups;
+    std::vector<Piece> pieces;
+    std::vector<float> inputs;
+    std::vector<float> activated;
+};
+
+// About a nanosecond a unit: a weight is unpacked once, and multiplied for each token.
+double cost(int64_t rows, int64_t columns, int64_t tokens) {
+    return static_cast<double>(rows) * static_cast<double>(columns) * (0.05 + 0.02 * static_cast<double>(tokens));
+}
+
+int64_t whole_grains(double rows) { return (static_cast<int64_t>(rows) / kGrain + 1) * kGrain; }
+
+// Rows [first, first + count) of a weight as a weight.
+Weight rows_of(const Weight& weight, int64_t first, int64_t count, const float* bias) {
+    return {weight.format, count, weight.columns, weight.row_bytes, weight.data + first * weight.row_bytes,
+            bias ? bias + first : nullptr};
+}
+
+// The one place where experts multiply: out [tokens, weight.rows] = x [tokens, weight.columns] . weight^T.
+void multiply(const KernelTable& table, const Weight& weight, const float* x, int64_t tokens, float* out,
+              float* memory) {
+    table.linear(weight, x, tokens, out, 0, weight.rows, memory);
+}
+
+// Fills plan.pairs, by expert and then by token, and plan.groups.
+void group_tokens(int64_t experts, const int32_t* ids, const float* weights, int64_t tokens, int64_t top_k, Plan& plan) {
+    plan.starts.assign(static_cast<std::size_t>(experts) + 1, 0);
+    for (int64_t i = 0; i < tokens * top_k; ++i)
+        if (ids[i] >= 0) ++plan.starts[static_cast<std::size_t>(ids[i]) + 1];
+    plan.groups.clear();
+    for (int64_t expert = 0; expert < experts; ++expert) {
+        int64_t& end = plan.starts[static_cast<std::size_t>(expert) + 1];
+        const int64_t count = end, first = plan.starts[static_cast<std::size_t>(expert)];
+        end += first;
+        for (int64_t done = 0; done < count; done += kMostTokens)
+            plan.groups.push_back({expert, first + done, std::min(kMostTokens, count - done), nullptr});
+    }
+    plan.pairs.resize(static_cast<std::size_t>(plan.starts.back()));
+    for (int64_t token = 0; token < tokens; ++token)
+        for (int64_t slot = token * top_k; slot < (token + 1) * top_k; ++slot)
+            if (ids[slot] >= 0)
+                plan.pairs[static_cast<std::size_t>(plan.starts[static_cast<std::size_t>(ids[slot])]++)] = {
+                    token, weights[slot]};
+}
+
+class Wave {
+public:
+    // The groups [begin, end) of the plan.
+    Wave(const Experts& experts, Plan& plan, std::size_t begin, std::size_t end, float* out)
+        : experts_(experts), plan_(plan), table_(kernels()), begin_(begin), end_(end), out_(out) {
+        first_pair_ = plan.groups[begin].first;
+        for (std::size_t g = begin; g < end; ++g) {
+            most_ = std::max(most_, plan.groups[g].count);
+            work_ += cost(3 * experts.intermediate(), experts.hidden(), plan.groups[g].count);
+        }
+        threads_ = threads_for(work_);
+    }
+
+    // Inputs of a group lie together: where they lie, if its tokens follow one another, else in a copy.
+    void gather(const float* x) {
+        const int64_t hidden = experts_.hidden();
+        const int64_t pairs = plan_.groups[end_ - 1].first + plan_.groups[end_ - 1].count - first_pair_;
+        const int threads = threads_for(static_cast<double>(pairs * hidden) * 0.2);
+        parallel_for(static_cast<int64_t>(end_ - begin_), threads, [&](int64_t index) {
+            Group& group = plan_.groups[begin_ + static_cast<std::size_t>(index)];
+            const Pair* pairs = plan_.pairs.data() + group.first;
+            bool together = true;
+            for (int64_t i = 1; i < group.count; ++i) together = together && pairs[i].token == pairs[0].token + i;
+            if (together) {
+                group.inputs = x + pairs[0].token * hidden;
+                return;
+            }
+            float* inputs = plan_.inputs.data() + (group.first - first_pair_) * hidden;
+            for (int64_t i = 0; i < group.count; ++i)
+                std::memcpy(inputs + i * hidden, x + pairs[i].token * hidden, static_cast<std::size_t>(hidden) * 4);
+            group.inputs = inputs;
+        });
+    }
+
+    // Gate, up and activation of each group, in pieces of about the same cost.
+    void activate() {
+        const int64_t inner = experts_.intermediate(), hidden = experts_.hidden();
+        plan_.pieces.clear();
+        const double target = work_ * 2.0 / 3.0 / static_cast<double>(threads_ * kPiecesEach);
+        for (std::size_t g = begin_; g < end_; ++g) {
+            const int64_t count = plan_.groups[g].count;
+            const int64_t most = std::max(kGrain, kPieceFloats / 2 / count / kGrain * kGrain);
+            const int64_t rows = std::min(most, whole_grains(target / cost(2, hidden, count)));
+            for (int64_t row = 0; row < inner; row += rows)
+                plan_.pieces.push_back({static_cast<int64_t>(g), row, std::min(inner, row + rows)});
+        }
+        const int64_t product_bytes = table_.linear_scratch(experts_.gate_up);
+        parallel_for(static_cast<int64_t>(plan_.pieces.size()), threads_, [&](int64_t index) {
+            activate_piece(plan_.pieces[static_cast<std::size_t>(index)], product_bytes);
+        });
+    }
+
+    // Down of all groups for a range of rows, added to the rows' elements of `out` in the order of the groups.
+    void combine() {
+        const int64_t hidden = experts_.hidden();
+        const int64_t most = std::max(kGrain, kPieceFloats / most_ / kGrain * kGrain);
+        const int64_t rows = std::min(most, whole_grains(static_cast<double>(hidden) / (threads_ * kPiecesEach)));
+        const int64_t product_bytes = table_.linear_scratch(experts_.down);
+        parallel_for((hidden + rows - 1) / rows, threads_, [&](int64_t index) {
+            combine_rows(index * rows, std::min(hidden, (index + 1) * rows), product_bytes);
+        });
+    }
+
+private:
+    void activate_piece(const Piece& piece, int64_t product_bytes) const {
+        const Group& group = plan_.groups[static_cast<std::size_t>(piece.group)];
+        const int64_t inner = experts_.intermediate(), rows = piece.end - piece.begin;
+        const int64_t first = group.expert * 2 * inner + piece.begin;
+        const Weight gate_rows = rows_of(experts_.gate_up, first, rows, experts_.gate_up_bias);
+        const Weight up_rows = rows_of(experts_.gate_up, first + inner, rows, experts_.gate_up_bias);
+        char* memory = static_cast<char*>(scratch(product_bytes + 2 * group.count * rows * 4));
+        float* products = reinterpret_cast<float*>(memory);
+        float* gate = reinterpret_cast<float*>(memory + product_bytes);
+        float* up = gate + group.count * rows;
+        multiply(table_, gate_rows, group.inputs, group.count, gate, products);
+        multiply(table_, up_rows, group.inputs, group.count, up, products);
+        float* activated = plan_.activated.data() + (group.first - first_pair_) * inner + piece.begin;
+        for (int64_t i = 0; i < group.count; ++i) {
+            const float* row_gate = gate + i * rows;
+            const float* row_up = up + i * rows;
+            if (experts_.activation == GatedActivation::kSilu)
+                table_.silu_and_mul(row_gate, rows, row_up, rows, activated + i * inner, 1, rows);
+            else
+                table_.clamped_swiglu(row_gate, rows, row_up, rows, experts_.alpha, experts_.limit, activated + i * inner,
+                                      1, rows);
+        }
+    }
+
+    void combine_rows(int64_t begin, int64_t end, int64_t product_bytes) const {
+        const int64_t hidden = experts_.hidden(), inner = experts_.intermediate(), rows = end - begin;
+        char* memory = static_cast<char*>(scratch(product_bytes + most_ * rows * 4));
+        float* products = reinterpret_cast<float*>(memory);
+        float* results = reinterpret_cast<float*>(memory + product_bytes);
+        for (std::size_t g = begin_; g < end_; ++g) {
+            const Group& group = plan_.groups[g];
+            const Weight down_rows = rows_of(experts_.down, group.expert * hidden + begin, rows, experts_.down_bias);
+            multiply(table_, down_rows, plan_.activated.data() + (group.first - first_pair_) * inner, group.count,
+                     results, products);
+            for (int64_t i = 0; i < group.count; ++i) {
+                const Pair& pair = plan_.pairs[static_cast<std::size_t>(group.first + i)];
+                float* sums = out_ + pair.token * hidden + begin;
+                for (int64_t row = 0; row < rows; ++row) sums[row] += pair.weight * results[i * rows + row];
+            }
+        }
+    }
+
+    const Experts& experts_;
+    Plan& plan_;
+    const KernelTable& table_;
+    std::size_t begin_, end_;
+    float* out_;
+    int64_t first_pair_ = 0;
+    int64_t most_ = 1;
+    double work_ = 0.0;
+    int threads_ = 1;
+};
+
+// The end of the wave that begins with group `begin`: as many groups as its memory takes, at least one.
+std::size_t wave_end(const Plan& plan, std::size_t begin, int64_t pairs) {
+    int64_t taken = plan.groups[begin].count;
+    std::size_t end = begin + 1;
+    while (end < plan.groups.size() && taken + plan.groups[end].count <= pairs) taken += plan.groups[end++].count;
+    return end;
+}
+
+void grow(std::vector<float>& memory, int64_t size) {
+    if (static_cast<int64_t>(memory.size()) < size) memory.resize(static_cast<std::size_t>(size));
+}
+
+}  // namespace
+
+void run_experts(const Experts& experts, const float* x, const int32_t* ids, const float* weights, int64_t tokens,
+                 int64_t top_k, float* out) {
+    static thread_local Plan kept;
+    Plan& plan = kept;  // pieces on other threads must see this thread's
+    const int64_t hidden = experts.hidden(), inner = experts.intermediate();
+    std::memset(out, 0, static_cast<std::size_t>(tokens * hidden) * 4);
+    group_tokens(experts.count(), ids, weights, tokens, top_k, plan);
+    const int64_t most_pairs = std::max(kMostTokens, kWaveFloats / (hidden + inner));
+    for (std::size_t begin = 0; begin < plan.groups.size();) {
+        const std::size_t end = wave_end(plan, begin, most_pairs);
+        const Group& last = plan.groups[end - 1];
+        const int64_t pairs = last.first + last.count - plan.groups[begin].first;
+        grow(plan.inputs, pairs * hidden);
+        grow(plan.activated, pairs * inner);
+        Wave wave(experts, plan, begin, end, out);
+        wave.gather(x);
+        wave.activate();
+        wave.combine();
+        begin = end;
+    }
+}
+
+}  // namespace tokenspeed

@@ -1,0 +1,42 @@
+// Mixtures of experts: which experts a token goes to, and what they make of it. Contracts: tokenspeed_kernel/ops/moe.py.
+#pragma once
+
+#include <cstdint>
+
+#include "table.hpp"
+
+namespace tokenspeed {
+
+struct Routing {
+    int64_t experts;
+    int64_t top_k;
+    bool sigmoid;  // else softmax
+    int64_t groups, top_groups;
+    bool renormalise;
+    float scale;
+    const float* correction;  // [experts] or null
+};
+
+// logits [rows, experts], ids and weights [rows, top_k], dense.
+void run_route(const Routing& routing, const float* logits, int64_t rows, int32_t* ids, float* weights);
+
+enum class GatedActivation : int32_t { kSilu, kClampedSwiglu };
+
+struct Experts {
+    Weight gate_up;             // [experts * 2 * intermediate, hidden]: of each expert the gate's rows, then those of up
+    Weight down;                // [experts * hidden, intermediate]
+    const float* gate_up_bias;  // [experts, 2 * intermediate] or null
+    const float* down_bias;     // [experts, hidden] or null
+    GatedActivation activation;
+    float alpha, limit;  // of kClampedSwiglu
+
+    int64_t hidden() const { return gate_up.columns; }
+    int64_t intermediate() const { return down.columns; }
+    int64_t count() const { return down.rows / gate_up.columns; }
+};
+
+// x and out [tokens, hidden], ids and weights [tokens, top_k], dense; an id below 0 adds nothing. Throws std::bad_alloc.
+void run_experts(const Experts& experts, const float* x, const int32_t* ids, const float* weights, int64_t tokens,
+                 int64_t top_k, float* out);
+
+}  // namespace tokenspeed
