@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512_bf16")
+INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 FOLDER = Path(__file__).parent.parent / "kernel-backends/cpu/tokenspeed_kernel_cpu/latencies"
 
 

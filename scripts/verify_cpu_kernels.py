@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenspeed_kernel.plugins.loading import loaded_registry
 from tokenspeed_kernel.records import read_records, write_records
 
-INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512_bf16")
+INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16")
 RECORDS = Path(__file__).parent.parent / "kernel-backends/cpu/tokenspeed_kernel_cpu/verified.json"
 
 

@@ -13,6 +13,8 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 SCALES = {
     "gguf_q4_0": (0, None),
     "gguf_q4_1": (0, 2),
+    "gguf_q5_0": (0, None),
+    "gguf_q5_1": (0, 2),
     "gguf_q8_0": (0, None),
     "gguf_q2_k": (80, 82),
     "gguf_q3_k": (108, None),

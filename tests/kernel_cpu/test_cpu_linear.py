@@ -12,7 +12,7 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 MakeWeight = Callable[[str, int, int], QuantizedTensor]
 
 DENSE = ("float32", "bfloat16", "float16")
-BLOCKED = ("gguf_q4_0", "gguf_q4_1", "gguf_q8_0")
+BLOCKED = ("gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0")
 GROUPED = ("gguf_q2_k", "gguf_q3_k", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
 CASES = [(f, n, k) for f in DENSE + BLOCKED for n, k in ((1, 32), (37, 96), (192, 576))]
 CASES += [(f, n, k) for f in GROUPED for n, k in ((1, 256), (39, 768))]

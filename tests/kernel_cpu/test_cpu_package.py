@@ -20,7 +20,7 @@ from tokenspeed_kernel.registry import Band, active_registry
 from tokenspeed_kernel.selection import SelectionError
 from tokenspeed_kernel_cpu import _native
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
-from tokenspeed_kernel_cpu.registration import RECORDS, ROUNDED_SOLUTION, SOLUTION
+from tokenspeed_kernel_cpu.registration import INT8_SOLUTION, RECORDS, ROUNDED_SOLUTION, SOLUTION
 
 
 def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,13 @@ def test_the_operations_of_dense_decoders_have_native_kernels() -> None:
 
 @pytest.mark.parametrize(
     ("level", "expected"),
-    [("scalar", "portable"), ("avx2", "avx2"), ("avx512", "avx512"), ("avx512_bf16", "avx512_bf16")],
+    [
+        ("scalar", "portable"),
+        ("avx2", "avx2"),
+        ("avx512", "avx512"),
+        ("avx512_vnni", "avx512_vnni"),
+        ("avx512_bf16", "avx512_bf16"),
+    ],
 )
 def test_the_platform_chooses_the_instruction_set(level: str, expected: str) -> None:
     if expected not in tokenspeed_kernel_cpu.available_instruction_sets():
@@ -193,13 +199,13 @@ def test_debug_mode_checks_arguments() -> None:
     assert "window is -1; it must be an int, 0 for none or the positions a query sees" in messages
 
 
-@pytest.mark.parametrize("instruction_set", ["scalar", "avx2", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("instruction_set", ["scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"])
 def test_a_record_of_every_kernels_verification_ships_with_it(instruction_set: str) -> None:
     load_plugins()
     versions = {
         kernel.spec.name: kernel.spec.version
         for kernel in active_registry().kernels()
-        if kernel.spec.solution in (SOLUTION, ROUNDED_SOLUTION)
+        if kernel.spec.solution in (SOLUTION, ROUNDED_SOLUTION, INT8_SOLUTION)
         and kernel.spec.capability.features <= features_up_to(instruction_set)
     }
     records = [r for r in read_records(RECORDS) if r.platform == f"cpu-x86_64-{instruction_set}"]

@@ -18,7 +18,7 @@ from tokenspeed_kernel.numerics.k_quants import random_blocks
 
 TYPES = {
     name: gguf.GGMLQuantizationType[name]
-    for name in ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+    for name in ("F32", "F16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "TQ2_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 }
 MIXTURES = {"Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q5_K", "o_proj": "Q3_K", "up_proj": "Q2_K", "": "Q4_K"}}
 """Name of a file type that mixes formats to the format of what a tensor's name contains, the first that fits."""
@@ -121,8 +121,10 @@ def source(path: Path) -> ModelSource:
         ("llama", "Q4_1", {"tie_word_embeddings": True}),
         ("llama", "Q4_0", {}),
         ("llama", "Q8_0", {"attention_bias": True}),
+        ("llama", "Q5_0", {}),
         ("llama", "F16", {}),
         ("qwen3", "Q8_0", {"tie_word_embeddings": True}),
+        ("qwen3", "Q5_1", {}),
         ("qwen3", "F32", {}),
         ("llama", "Q4_K_M", {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "num_hidden_layers": 1}),
         ("qwen3", "Q6_K", {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 1}),
@@ -228,9 +230,10 @@ def test_what_would_have_to_be_ignored_is_refused(tmp_path: Path, metadata: dict
 
 def test_an_unsupported_quantisation_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write(transformers_model("llama"), path, "Q5_0", family="llama")
+    shape = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 1}
+    write(transformers_model("llama", **shape), path, "TQ2_0", family="llama")
     with pytest.raises(
-        CheckpointError, match=r"token_embd\.weight is stored as Q5_0; supported are F32, F16, BF16, Q4"
+        CheckpointError, match=r"token_embd\.weight is stored as TQ2_0; supported are F32, F16, BF16, Q4"
     ):
         build(resolved(source(path)))
 

@@ -1,11 +1,14 @@
 """GGUF's blocks, taken apart by hand: consecutive elements of a row share one block. Little-endian throughout.
 
-Blocks of 32 elements; byte j of the nibbles holds element j in its low half and element j + 16 in its high half:
+Blocks of 32 elements; byte j of the nibbles holds element j in its low half and element j + 16 in its high half,
+and a quant of five bits has its highest apart, that of element j at bit j % 8 of byte j / 8:
 
 | format | bytes | layout | element |
 |---|---|---|---|
 | gguf_q4_0 | 18 | float16 d; 16 bytes of nibbles | d * (nibble - 8) |
 | gguf_q4_1 | 20 | float16 d; float16 m; 16 bytes of nibbles | d * nibble + m |
+| gguf_q5_0 | 22 | float16 d; high bits [4]; 16 bytes of nibbles | d * (quant - 16) |
+| gguf_q5_1 | 24 | float16 d; float16 m; high bits [4]; 16 bytes of nibbles | d * quant + m |
 | gguf_q8_0 | 34 | float16 d; 32 int8 | d * int8 |
 
 Blocks of 256 elements (the K formats) hold groups of 16 or 32 elements, each with a small integer scale s and, where
@@ -32,6 +35,8 @@ import torch
 BLOCK_ELEMENTS: dict[str, int] = {
     "gguf_q4_0": 32,
     "gguf_q4_1": 32,
+    "gguf_q5_0": 32,
+    "gguf_q5_1": 32,
     "gguf_q8_0": 32,
     "gguf_q2_k": 256,
     "gguf_q3_k": 256,
@@ -44,6 +49,8 @@ BLOCK_ELEMENTS: dict[str, int] = {
 BLOCK_BYTES: dict[str, int] = {
     "gguf_q4_0": 18,
     "gguf_q4_1": 20,
+    "gguf_q5_0": 22,
+    "gguf_q5_1": 24,
     "gguf_q8_0": 34,
     "gguf_q2_k": 84,
     "gguf_q3_k": 110,
@@ -69,6 +76,12 @@ def _nibbles(blocks: torch.Tensor, start: int) -> torch.Tensor:
     """The 32 nibbles that begin at byte ``start`` of each block, as float32 [..., 32]."""
     packed = blocks[..., start : start + 16]
     return torch.cat([packed & 15, packed >> 4], dim=-1).float()
+
+
+def _five_bits(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """The 32 quants of 5 bits whose high bits begin at byte ``start`` of each block, as float32 [..., 32]."""
+    bits = blocks[..., start : start + 4, None] >> torch.arange(8, dtype=torch.uint8)
+    return _nibbles(blocks, start + 4) + 16.0 * (bits & 1).flatten(-2).float()
 
 
 def _fields(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
@@ -126,6 +139,8 @@ def _q6_k(parts: torch.Tensor) -> torch.Tensor:
 _DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gguf_q4_0": lambda parts: _halves(parts, 0) * (_nibbles(parts, 2) - 8.0),
     "gguf_q4_1": lambda parts: _halves(parts, 0) * _nibbles(parts, 4) + _halves(parts, 2),
+    "gguf_q5_0": lambda parts: _halves(parts, 0) * (_five_bits(parts, 2) - 16.0),
+    "gguf_q5_1": lambda parts: _halves(parts, 0) * _five_bits(parts, 4) + _halves(parts, 2),
     "gguf_q8_0": lambda parts: _halves(parts, 0) * parts[..., 2:].contiguous().view(torch.int8).float(),
     "gguf_q2_k": _q2_k,
     "gguf_q3_k": _q3_k,

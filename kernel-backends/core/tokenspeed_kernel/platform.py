@@ -20,7 +20,8 @@ ISA_FLAGS: dict[str, frozenset[str]] = {
     "scalar": frozenset(),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
-    "avx512_bf16": frozenset({"avx512_bf16", "avx512_vnni"}),
+    "avx512_vnni": frozenset({"avx512_vnni"}),
+    "avx512_bf16": frozenset({"avx512_bf16"}),
 }
 """Instruction-set levels from low to high, and the processor flags each adds to those before it."""
 

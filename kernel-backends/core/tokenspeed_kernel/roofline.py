@@ -10,7 +10,7 @@ from tokenspeed_kernel.workloads import Work
 CORE_BYTES_PER_SECOND = 12e9
 """Memory read by one core of a server processor while the others read too."""
 
-CORE_OPERATIONS_PER_SECOND = {"scalar": 5e9, "avx2": 60e9, "avx512": 100e9, "avx512_bf16": 100e9}
+CORE_OPERATIONS_PER_SECOND = {"scalar": 5e9, "avx2": 60e9, "avx512": 100e9, "avx512_vnni": 100e9, "avx512_bf16": 100e9}
 """Float32 multiplications and additions of one core: lanes, two units, two operations, 2 to 3 GHz."""
 
 

@@ -1,6 +1,6 @@
 """gemm.linear per weight format, beside the machine's read bandwidth and torch's product in the same run.
 
-    python bench/linear.py [--columns 4096] [--threads 2] [--formats bfloat16,gguf_q4_k] [--activations bfloat16]
+    python bench/linear.py [--columns 4096] [--threads 2] [--formats bfloat16,gguf_q4_k] [--activations int8]
 
 For each format: the share of the read bandwidth that one token reaches, how many times longer 8 and 32 tokens take than
 one, and the arithmetic of a prefill of 256. Several weights are walked in turn, so that they come from memory and not
@@ -51,9 +51,17 @@ def copies_of(weight: QuantizedTensor) -> list[QuantizedTensor]:
     return [QuantizedTensor(weight.format, weight.shape, plane, "bench") for plane in planes]
 
 
-def measure(name: str, activations: str, columns: int, reads: Sequence[Action]) -> str:
-    """One line of the table."""
+def read_bandwidth() -> float:
+    """Bytes a second of torch's sum over memory that no cache holds."""
+    reads = [torch.ones(WEIGHTS).sum for _ in range(SET_BYTES // (WEIGHTS * 4))]
+    return WEIGHTS * 4 / shortest({"read": reads}, ROUNDS)["read"]
+
+
+def measure(name: str, activations: str, columns: int, reads: Sequence[Action]) -> str | None:
+    """One line of the table; None where no kernel takes such activations with these weights."""
     weight = random_weight(name, WEIGHTS // columns, columns, torch.Generator().manual_seed(0)).weight
+    if activations != "float32" and "activations" not in bind_linear(weight, None, activations=activations).spec.traits:
+        return None
     weights = copies_of(weight)
     kernels = [bind_linear(copy, None, activations=activations).fn for copy in weights]
     dtype = getattr(torch, name) if name in DENSE else torch.float32
@@ -85,7 +93,7 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--formats", type=lambda text: text.split(","), default=[*DENSE, *BLOCK_BYTES])
-    parser.add_argument("--activations", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    parser.add_argument("--activations", type=lambda text: text.split(","), default=["float32", "bfloat16", "int8"])
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     reads = [torch.ones(WEIGHTS).sum for _ in range(SET_BYTES // (WEIGHTS * 4))]
@@ -101,8 +109,9 @@ def main() -> None:
     with torch.inference_mode():
         for name in arguments.formats:
             for activations in arguments.activations:
-                if activations == "float32" or name == "bfloat16":
-                    print(measure(name, activations, arguments.columns, reads), flush=True)
+                line = measure(name, activations, arguments.columns, reads)
+                if line is not None:
+                    print(line, flush=True)
 
 
 if __name__ == "__main__":

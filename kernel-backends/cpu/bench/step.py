@@ -1,6 +1,7 @@
 """A decode step and a prefill of a llama-shaped model with random weights, from this package's kernels alone.
 
     python bench/step.py [--batch 1] [--context 256] [--prefill 256] [--threads 2] [--kv-dtype bfloat16]
+        [--activations int8]
 
 The shape is SmolLM2-135M's: Q4_1 layers and a tied Q8_0 embedding, about 96 MB a step. Every figure is the best of
 several rounds. A step cannot be faster than its bytes over the read bandwidth, which is printed beside it.
@@ -12,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from linear import random_weight, read_bandwidth
+from linear import read_bandwidth
 
 from tokenspeed_kernel.binding import Bound
+from tokenspeed_kernel.numerics.weights import random_weight
 from tokenspeed_kernel.ops import (
     bind_attention_decode,
     bind_attention_extend,
@@ -26,6 +28,7 @@ from tokenspeed_kernel.ops import (
     bind_sample,
     bind_silu_and_mul,
 )
+from tokenspeed_kernel.quantized import QuantizedTensor
 
 LAYERS, HIDDEN, INTERMEDIATE, Q_HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 30, 576, 1536, 9, 3, 64, 49152
 PAGE = 64
@@ -47,25 +50,30 @@ class Layer:
 class Model:
     """The kernels in the order a model calls them; nothing else."""
 
-    def __init__(self, pages: int, kv_dtype: torch.dtype) -> None:
+    def __init__(self, pages: int, kv_dtype: torch.dtype, activations: str) -> None:
         self.weight_bytes = 0
+        self.activations = activations
+        self.generator = torch.Generator().manual_seed(0)
         heads = {"head_dim": HEAD_DIM, "q_per_kv": Q_HEADS // KV_HEADS, "kv_dtype": kv_dtype}
         self.prologue = bind_gqa_prologue(**heads, qk_norm=False).fn
         self.decode = bind_attention_decode(**heads, kernel_page_size=PAGE).fn
         self.extend = bind_attention_extend(**heads, kernel_page_size=PAGE).fn
         self.rms, self.fused = bind_rms_norm().fn, bind_fused_add_rms_norm().fn
         self.silu, self.sample = bind_silu_and_mul().fn, bind_sample().fn
-        table = random_weight("gguf_q8_0", VOCABULARY, HIDDEN)
-        self.weight_bytes += table.nbytes
-        self.embedding, self.head = bind_embedding(table).fn, bind_linear(table, None).fn
+        table = self._weight("gguf_q8_0", VOCABULARY, HIDDEN)
+        self.embedding = bind_embedding(table).fn
+        self.head = bind_linear(table, None, activations=activations).fn
         self.layers = [self._layer(pages, kv_dtype) for _ in range(LAYERS)]
         self.norm = torch.ones(HIDDEN)
         self.cos_sin = torch.randn(8192, HEAD_DIM)
 
-    def _linear(self, rows: int, columns: int) -> Bound:
-        weight = random_weight("gguf_q4_1", rows, columns)
+    def _weight(self, name: str, rows: int, columns: int) -> QuantizedTensor:
+        weight = random_weight(name, rows, columns, self.generator).weight
         self.weight_bytes += weight.nbytes
-        return bind_linear(weight, None)
+        return weight
+
+    def _linear(self, rows: int, columns: int) -> Bound:
+        return bind_linear(self._weight("gguf_q4_1", rows, columns), None, activations=self.activations)
 
     def _layer(self, pages: int, kv_dtype: torch.dtype) -> Layer:
         cache = (torch.randn(pages + 1, 2, KV_HEADS, PAGE, HEAD_DIM) * 0.1).to(kv_dtype)
@@ -126,10 +134,12 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=256)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--kv-dtype", default="bfloat16")
+    parser.add_argument("--activations", default="float32")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     pages = (arguments.context + PAGE - 1) // PAGE
-    model = Model(max(pages * arguments.batch, arguments.prefill // PAGE + 2), getattr(torch, arguments.kv_dtype))
+    room = max(pages * arguments.batch, arguments.prefill // PAGE + 2)
+    model = Model(room, getattr(torch, arguments.kv_dtype), arguments.activations)
     table = torch.arange(pages * arguments.batch, dtype=torch.int32).view(arguments.batch, pages) + 1
     lengths = torch.full((arguments.batch,), arguments.context, dtype=torch.int32)
     bandwidth = read_bandwidth()
@@ -140,8 +150,13 @@ def main() -> None:
         starts, length = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([tokens], dtype=torch.int32)
         prefill = best_seconds(lambda: model.step(tokens, model.extend, length, whole, starts))
     batch, context = arguments.batch, arguments.context
-    print(f"{arguments.threads} threads, read bandwidth {bandwidth / 1e9:.1f} GB/s; reading the weights alone")
-    print(f"({model.weight_bytes / 1e6:.0f} MB) would take {model.weight_bytes / bandwidth * 1e3:.2f} ms")
+    print(
+        f"{arguments.threads} threads, activations {arguments.activations}, read bandwidth {bandwidth / 1e9:.1f} GB/s"
+    )
+    print(
+        f"reading the weights alone ({model.weight_bytes / 1e6:.0f} MB) would take "
+        f"{model.weight_bytes / bandwidth * 1e3:.2f} ms"
+    )
     print(f"decode {batch} at context {context}: {decode * 1e3:.2f} ms, {batch / decode:.0f} tokens/s")
     print(f"prefill {tokens}: {prefill * 1e3:.1f} ms, {tokens / prefill:.0f} tokens/s")
 

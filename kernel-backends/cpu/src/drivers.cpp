@@ -11,6 +11,7 @@ namespace tokenspeed {
 
 namespace {
 
+constexpr int64_t kInt8Tokens = 1024;   // of one pass over a weight in panels: bounds the scratch that x takes
 constexpr int64_t kRoundedGrain = 64;  // rows: what linear_rounded.hpp takes together
 
 // Runs body(begin, end) over [0, count) in pieces of a multiple of `grain`, on `threads` threads; pieces per thread are
@@ -59,6 +60,25 @@ void run_rounded_linear(const Weight& weight, const float* x, int64_t tokens, fl
     over_ranges(weight.rows, kRoundedGrain, threads_for(work), 2, [&](int64_t begin, int64_t end) {
         products->linear(weight, rounded, tokens, out, begin, end);
     });
+}
+
+void run_int8_linear(const Panels& weight, const float* bias, const float* x, int64_t tokens, float* out) {
+    const Int8Products& products = *kernels().int8;
+    const int64_t blocks = weight.columns / kPanelColumns;
+    const int64_t panels = panels_of(weight.rows);
+    for (int64_t first = 0; first < tokens && panels > 0; first += kInt8Tokens) {
+        const int64_t count = std::min(kInt8Tokens, tokens - first);
+        // Every piece reads it; the pieces take no scratch of their own.
+        auto* quantised = static_cast<ActivationBlock*>(scratch(count * blocks * static_cast<int64_t>(sizeof(ActivationBlock))));
+        const float* from = x + first * weight.columns;
+        over_ranges(count, 1, threads_for(static_cast<double>(count * weight.columns) * 0.4), 2,
+                    [&](int64_t begin, int64_t end) { products.quantise(weight, from, count, quantised, begin, end); });
+        const double work = static_cast<double>(weight.rows) * static_cast<double>(weight.columns) *
+                            (0.03 + 0.004 * static_cast<double>(count));
+        over_ranges(panels, 1, threads_for(work), 2, [&](int64_t begin, int64_t end) {
+            products.linear(weight, bias, quantised, count, out + first * weight.rows, begin, end);
+        });
+    }
 }
 
 void run_embedding(const Weight& weight, const int32_t* ids, int64_t tokens, float* out) {

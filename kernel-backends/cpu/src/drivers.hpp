@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "panels.hpp"
 #include "table.hpp"
 
 namespace tokenspeed {
@@ -14,6 +15,9 @@ void run_linear(const Weight& weight, const float* x, int64_t tokens, float* out
 // The same with x rounded to bfloat16 beforehand; bfloat16 weights only. Throws std::logic_error where the weight is of another
 // format or the instruction set in force has no such products.
 void run_rounded_linear(const Weight& weight, const float* x, int64_t tokens, float* out);
+
+// The same with a weight in panels and x in 8 bits; bias [rows] may be null.
+void run_int8_linear(const Panels& weight, const float* bias, const float* x, int64_t tokens, float* out);
 
 // out[t] = row ids[t] of the weight; ids [tokens].
 void run_embedding(const Weight& weight, const int32_t* ids, int64_t tokens, float* out);

@@ -8,10 +8,12 @@
 
 #include "drivers.hpp"
 #include "moe.hpp"
+#include "packed_matrix.hpp"
 #include "pool.hpp"
 #include "recording.hpp"
 #include "sampling.hpp"
 #include "threads.hpp"
+#include "weight_formats.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -40,14 +42,8 @@ constexpr int64_t kMany = INT64_MAX;  // elements of a kernel that is always wor
 // A weight matrix in one of the formats, not owned.
 class Matrix {
 public:
-    Matrix(const std::string& format, int64_t rows, int64_t columns, Address data, Address bias) {
-        const Layout layout = layout_of(format);
-        if (columns % layout.block != 0)
-            throw std::invalid_argument(std::to_string(columns) + " columns do not divide into " + format + " blocks of " +
-                                        std::to_string(layout.block));
-        weight_ = {layout.format, rows, columns, columns / layout.block * layout.block_bytes, at<const uint8_t>(data),
-                   at<const float>(bias)};
-    }
+    Matrix(const std::string& format, int64_t rows, int64_t columns, Address data, Address bias)
+        : weight_(weight_at(format, rows, columns, at<const uint8_t>(data), at<const float>(bias))) {}
 
     void multiply(Address x, int64_t tokens, Address out) const {
         run(kMany, [weight = weight_, x, tokens, out] { run_linear(weight, at<const float>(x), tokens, at<float>(out)); });
@@ -67,26 +63,7 @@ public:
     const Weight& weight() const { return weight_; }
 
 private:
-    struct Layout {
-        WeightFormat format;
-        int64_t block;
-        int64_t block_bytes;
-    };
-    static Layout layout_of(const std::string& format) {
-        if (format == "float32") return {WeightFormat::kFloat32, 1, 4};
-        if (format == "bfloat16") return {WeightFormat::kBFloat16, 1, 2};
-        if (format == "float16") return {WeightFormat::kFloat16, 1, 2};
-        if (format == "gguf_q4_0") return {WeightFormat::kQ4_0, 32, 18};
-        if (format == "gguf_q4_1") return {WeightFormat::kQ4_1, 32, 20};
-        if (format == "gguf_q8_0") return {WeightFormat::kQ8_0, 32, 34};
-        if (format == "gguf_q2_k") return {WeightFormat::kQ2_K, 256, 84};
-        if (format == "gguf_q3_k") return {WeightFormat::kQ3_K, 256, 110};
-        if (format == "gguf_q4_k") return {WeightFormat::kQ4_K, 256, 144};
-        if (format == "gguf_q5_k") return {WeightFormat::kQ5_K, 256, 176};
-        if (format == "gguf_q6_k") return {WeightFormat::kQ6_K, 256, 210};
-        throw std::invalid_argument("weight format '" + format + "' is unknown to the CPU kernels");
-    }
-    Weight weight_{};
+    Weight weight_;
 };
 
 // How tokens go to experts; the correction is not owned.
@@ -98,7 +75,9 @@ public:
 
     void route(Address logits, int64_t rows, Address ids, Address weights) const {
         run(rows * routing_.experts,
-            [&] { run_route(routing_, at<const float>(logits), rows, at<int32_t>(ids), at<float>(weights)); });
+            [routing = routing_, logits, rows, ids, weights] {
+                run_route(routing, at<const float>(logits), rows, at<int32_t>(ids), at<float>(weights));
+            });
     }
 
 private:
@@ -119,9 +98,10 @@ public:
                    limit} {}
 
     void apply(Address x, Address ids, Address weights, int64_t tokens, int64_t top_k, Address out) const {
-        nb::gil_scoped_release released;
-        run_experts(experts_, at<const float>(x), at<const int32_t>(ids), at<const float>(weights), tokens, top_k,
-                    at<float>(out));
+        run(kMany, [experts = experts_, x, ids, weights, tokens, top_k, out] {
+            run_experts(experts, at<const float>(x), at<const int32_t>(ids), at<const float>(weights), tokens, top_k,
+                        at<float>(out));
+        });
     }
 
 private:
@@ -194,7 +174,7 @@ void silu_and_mul(Address gate, int64_t gate_stride, Address up, int64_t up_stri
 
 void clamped_swiglu(Address gate, int64_t gate_stride, Address up, int64_t up_stride, float alpha, float limit, Address out,
                     int64_t rows, int64_t size) {
-    run(rows * size, [&] {
+    run(rows * size, [=] {
         run_clamped_swiglu(at<const float>(gate), gate_stride, at<const float>(up), up_stride, alpha, limit, at<float>(out),
                            rows, size);
     });
@@ -256,4 +236,5 @@ NB_MODULE(_native, m) {
              "gate_up_bias"_a, "down_bias"_a, "alpha"_a, "limit"_a)
         .def("apply", &Mixture::apply, "x"_a, "ids"_a, "weights"_a, "tokens"_a, "top_k"_a, "out"_a);
     bind_sampling(m);
+    bind_packed_matrix(m);
 }

@@ -7,7 +7,7 @@
 namespace tokenspeed {
 
 enum class WeightFormat : int32_t {
-    kFloat32, kBFloat16, kFloat16, kQ4_0, kQ4_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K,
+    kFloat32, kBFloat16, kFloat16, kQ4_0, kQ4_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kQ5_0, kQ5_1,
 };
 enum class KvType : int32_t { kFloat32, kBFloat16, kFloat16 };
 
@@ -85,9 +85,12 @@ struct RoundedProducts {
     void (*linear)(const Weight& weight, const uint16_t* x, int64_t tokens, float* out, int64_t begin, int64_t end);
 };
 
+struct Int8Products;  // panels.hpp
+
 struct KernelTable {
     const char* name;
     const RoundedProducts* rounded;  // null where the set has none
+    const Int8Products* int8;        // filled in by threads.cpp
 
     // Bytes of scratch that `linear` needs for this weight.
     int64_t (*linear_scratch)(const Weight& weight);

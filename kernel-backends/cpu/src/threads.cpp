@@ -7,12 +7,16 @@
 #include <memory>
 #include <new>
 
+#include "panels.hpp"
 #include "pool.hpp"
 
 namespace tokenspeed {
 
 namespace portable {
 extern const KernelTable kTable;
+}
+namespace int8_portable {
+extern const Int8Products kProducts;
 }
 #ifdef TOKENSPEED_X86
 namespace avx2 {
@@ -24,43 +28,57 @@ extern const KernelTable kTable;
 namespace avx512_bf16 {
 extern const RoundedProducts kProducts;
 }
+namespace int8_avx2 {
+extern const Int8Products kProducts;
+}
+namespace int8_avx512 {
+extern const Int8Products kProducts;
+}
+namespace int8_avx512_vnni {
+extern const Int8Products kProducts;
+}
 #endif
 
 namespace {
 
-#ifdef TOKENSPEED_X86
-// The kernels of avx512, and the products that AVX-512 BF16 adds to them.
-const KernelTable& avx512_bf16_table() {
-    static const KernelTable table = [] {
-        KernelTable extended = avx512::kTable;
-        extended.name = "avx512_bf16";
-        extended.rounded = &avx512_bf16::kProducts;
-        return extended;
-    }();
+// A set's kernels with the products that are compiled apart, under the set's name.
+KernelTable composed(const KernelTable& kernels, const char* name, const Int8Products& int8,
+                     const RoundedProducts* rounded = nullptr) {
+    KernelTable table = kernels;
+    table.name = name;
+    table.rounded = rounded;
+    table.int8 = &int8;
     return table;
 }
-#endif
 
 // The named table, or null where this build or this machine lacks it.
 const KernelTable* find(const char* name) {
-    if (std::strcmp(name, "portable") == 0) return &portable::kTable;
+    static const KernelTable plain = composed(portable::kTable, "portable", int8_portable::kProducts);
+    if (std::strcmp(name, plain.name) == 0) return &plain;
 #ifdef TOKENSPEED_X86
+    static const KernelTable sets[] = {
+        composed(avx2::kTable, "avx2", int8_avx2::kProducts),
+        composed(avx512::kTable, "avx512", int8_avx512::kProducts),
+        composed(avx512::kTable, "avx512_vnni", int8_avx512_vnni::kProducts),
+        composed(avx512::kTable, "avx512_bf16", int8_avx512_vnni::kProducts, &avx512_bf16::kProducts),
+    };
     __builtin_cpu_init();
+    // Each set needs what those before it need.
     const bool avx2_works = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (std::strcmp(name, "avx2") == 0 && avx2_works) return &avx2::kTable;
     const bool avx512_works = avx2_works && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (std::strcmp(name, "avx512") == 0 && avx512_works) return &avx512::kTable;
-    const bool bf16_works = avx512_works && __builtin_cpu_supports("avx512bf16");
-    if (std::strcmp(name, "avx512_bf16") == 0 && bf16_works) return &avx512_bf16_table();
+    const bool vnni_works = avx512_works && __builtin_cpu_supports("avx512vnni");
+    const bool works[] = {avx2_works, avx512_works, vnni_works, vnni_works && __builtin_cpu_supports("avx512bf16")};
+    for (int i = 0; i < 4; ++i)
+        if (works[i] && std::strcmp(name, sets[i].name) == 0) return &sets[i];
 #endif
     return nullptr;
 }
 
 const KernelTable* best() {
-    for (const char* name : {"avx512_bf16", "avx512", "avx2"})
+    for (const char* name : {"avx512_bf16", "avx512_vnni", "avx512", "avx2"})
         if (const KernelTable* table = find(name)) return table;
-    return &portable::kTable;
+    return find("portable");
 }
 
 std::atomic<const KernelTable*> chosen{best()};

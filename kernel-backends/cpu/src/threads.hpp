@@ -10,7 +10,7 @@ namespace tokenspeed {
 // The kernels in force: the best instruction set of this machine until `choose_instruction_set` says otherwise.
 const KernelTable& kernels();
 
-// Puts the named set ("avx512_bf16", "avx512", "avx2", "portable") in force for the whole process. Returns false, and changes nothing,
+// Puts the named set ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "portable") in force for the whole process. Returns false, and changes nothing,
 // where this build or this machine lacks it. Not to be called while kernels run.
 bool choose_instruction_set(const char* name);
 

@@ -10,13 +10,19 @@ from contextlib import contextmanager
 from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel_cpu import _native
 
-_OF_LEVEL = {"scalar": "portable", "avx2": "avx2", "avx512": "avx512", "avx512_bf16": "avx512_bf16"}
+_OF_LEVEL = {
+    "scalar": "portable",
+    "avx2": "avx2",
+    "avx512": "avx512",
+    "avx512_vnni": "avx512_vnni",
+    "avx512_bf16": "avx512_bf16",
+}
 """Platform level to the compiled set that serves it."""
 
 
 def available_instruction_sets() -> tuple[str, ...]:
     """The sets that this build and this machine have, best first."""
-    return tuple(name for name in ("avx512_bf16", "avx512", "avx2", "portable") if _native.has_instruction_set(name))
+    return tuple(name for name in reversed(_OF_LEVEL.values()) if _native.has_instruction_set(name))
 
 
 def instruction_set() -> str:

@@ -1,7 +1,8 @@
 """Registers the kernels: the entry point of the group ``tokenspeed_kernel.plugins``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
 from tokenspeed_kernel.ops.embedding import lookup_signature
@@ -15,7 +16,7 @@ from tokenspeed_kernel.records import load_records
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_cpu import _native, attention, elementwise, linear, moe, recording, sampling
+from tokenspeed_kernel_cpu import _native, attention, elementwise, int8_linear, linear, moe, recording, sampling
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
 
 SOLUTION = "cpu_native"
@@ -24,6 +25,9 @@ ROUNDED_SOLUTION = "cpu_native_bf16"
 
 RECORDER = "cpu"
 """Notes the calls of all kernels of a forward; sampling ends a step, and its buffers are its caller's."""
+
+INT8_SOLUTION = "cpu_native_int8"
+"""Products with activations in 8 bits: chosen only where the caller allows it."""
 
 RECORDS = Path(__file__).parent / "verified.json"
 """What scripts/verify_cpu_kernels.py found, by kernel version and instruction set."""
@@ -34,6 +38,8 @@ WEIGHTS = (
     "float16",
     "gguf_q4_0",
     "gguf_q4_1",
+    "gguf_q5_0",
+    "gguf_q5_1",
     "gguf_q8_0",
     "gguf_q2_k",
     "gguf_q3_k",
@@ -46,6 +52,7 @@ WEIGHTS = (
 _LINEAR = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in WEIGHTS)
 _LOOKUP = frozenset(lookup_signature(WEIGHT_FORMATS[name]) for name in WEIGHTS)
 _ROUNDED_LINEAR = frozenset({linear_signature(BFLOAT16)})
+_INT8_LINEAR = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in int8_linear.FORMATS)
 _ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16))
 _NORM = frozenset({NORM_SIGNATURE})
 _ACTIVATION = frozenset({ACTIVATION_SIGNATURE})
@@ -90,6 +97,7 @@ def _register(
     solution: str = SOLUTION,
     features: frozenset[str] = frozenset(),
     band: Band = Band.PERFORMANT,
+    weight_preprocessor: Callable[[Any], Any] | None = None,
 ) -> None:
     family, mode = operation.split(".")
     spec = KernelSpec(
@@ -102,6 +110,7 @@ def _register(
         traits=traits or {},
         version=version,
         band=band,
+        weight_preprocessor=weight_preprocessor,
         tags=frozenset({"deterministic", "row_invariant"}),
         recorder="" if family == "sampling" else RECORDER,
     )
@@ -122,6 +131,15 @@ def register() -> None:
         solution=ROUNDED_SOLUTION,
         features=frozenset({"avx512_bf16"}),
         band=Band.SPECIALISED,
+    )
+    _register(
+        "gemm.linear",
+        int8_linear.make_int8_linear,
+        _INT8_LINEAR,
+        {**_SIZES, "activations": one_of("int8")},
+        solution=INT8_SOLUTION,
+        band=Band.SPECIALISED,
+        weight_preprocessor=int8_linear.pack,
     )
     _register("embedding.lookup", linear.make_lookup, _LOOKUP, version="2")
     _register("norm.rms", elementwise.rms, _NORM)

@@ -19,6 +19,8 @@ _DENSE = {
 _QUANTIZED = {
     "Q4_0": "gguf_q4_0",
     "Q4_1": "gguf_q4_1",
+    "Q5_0": "gguf_q5_0",
+    "Q5_1": "gguf_q5_1",
     "Q8_0": "gguf_q8_0",
     "Q2_K": "gguf_q2_k",
     "Q3_K": "gguf_q3_k",

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from tokenspeed_kernel.gguf_blocks import BLOCK_ELEMENTS
+from tokenspeed_kernel.gguf_blocks import BLOCK_ELEMENTS, split_last
 from tokenspeed_kernel.numerics.cases import (
     UNIT_ROUNDOFF,
     Buffers,
@@ -44,11 +44,21 @@ def _whole_blocks(format_name: str, columns: int) -> int:
     return (columns + elements - 1) // elements * elements
 
 
+def _in_eight_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x float64 [T, K], K a multiple of 32, as the activations "int8" take it; and by how much an element may be off:
+    one step where it lies at the middle of two, as closely as float32 can tell."""
+    blocks = split_last(x, -1, 32)
+    step = blocks.abs().amax(dim=-1, keepdim=True) / 127.0
+    ratio = torch.where(step > 0.0, blocks / step, 0.0)
+    undecided = ((ratio - ratio.floor()) - 0.5).abs() < 1e-4
+    return (ratio.round() * step).flatten(1), (undecided * step).flatten(1)
+
+
 def _linear_case(
     name: str, x: torch.Tensor, random: RandomWeight, bias: torch.Tensor | None, activations: str = "float32"
 ) -> Case:
     n, k = random.weight.shape
-    rounding = 0.0 if activations == "float32" else UNIT_ROUNDOFF[getattr(torch, activations)]
+    rounding = UNIT_ROUNDOFF[torch.bfloat16] if activations == "bfloat16" else 0.0
 
     def call(fn: KernelFunction, buffers: Buffers) -> Outputs:
         out = buffers.output("out", (x.shape[0], n), torch.float32)
@@ -64,11 +74,13 @@ def _linear_case(
         return {"out": out}
 
     def expect() -> dict[str, Expectation]:
-        exact = x.double() @ random.values.T
-        size = x.double().abs() @ random.magnitude.T
+        taken, slack = _in_eight_bits(x.double()) if activations == "int8" else (x.double(), torch.zeros(1, k).double())
+        exact = taken @ random.values.T
+        size = taken.abs() @ random.magnitude.T
         if bias is not None:
             exact, size = exact + bias.double(), size + bias.double().abs()
-        return {"out": Close(exact, (rounding + UNIT_ROUNDOFF[torch.float32] * (k**0.5 + 8.0)) * size)}
+        bound = (rounding + UNIT_ROUNDOFF[torch.float32] * (k**0.5 + 8.0)) * size
+        return {"out": Close(exact, bound + slack @ random.values.abs().T)}
 
     traits: dict[str, TraitValue] = {"n": n, "k": k, "activations": activations}
     return Case(name, traits, call, expect, {"weight": random.weight, "bias": bias}, split)
@@ -76,22 +88,24 @@ def _linear_case(
 
 def linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Odd sizes, no rows, one row, one output, many rows; with and without a bias; and inputs of very different
-    sizes. With bfloat16 weights all of it again for kernels that may round their inputs to bfloat16."""
+    sizes. With bfloat16 weights all of it again for kernels that may round their inputs to bfloat16, with blocks for
+    those that take them in 8 bits."""
     format_name = _FORMAT_NAMES[signature["weight"]]
+    rounded = {"bfloat16": "bfloat16"}.get(format_name, "int8" if format_name in BLOCK_ELEMENTS else None)
     for name, rows, n, k, with_bias in _LINEAR_SHAPES:
         k = _whole_blocks(format_name, k)
         random = random_weight(format_name, n, k, generator)
         bias = torch.randn(n, generator=generator) if with_bias else None
         x = torch.randn(rows, k, generator=generator)
         yield _linear_case(name, x, random, bias)
-        if format_name == "bfloat16":
-            yield _linear_case(f"{name}, rounded", x, random, bias, "bfloat16")
+        if rounded is not None:
+            yield _linear_case(f"{name}, rounded", x, random, bias, rounded)
     k = _whole_blocks(format_name, 128)
     random = random_weight(format_name, 24, k, generator)
     x = torch.randn(4, k, generator=generator) * torch.logspace(-12, 4, k)
     yield _linear_case("inputs over sixteen decades", x, random, None)
-    if format_name == "bfloat16":
-        yield _linear_case("inputs over sixteen decades, rounded", x, random, None, "bfloat16")
+    if rounded is not None:
+        yield _linear_case("inputs over sixteen decades, rounded", x, random, None, rounded)
 
 
 def _head_linear_case(name: str, x: torch.Tensor, spare: int, random: RandomWeight) -> Case:

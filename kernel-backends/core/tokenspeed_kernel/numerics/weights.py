@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
+from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, split_last
 from tokenspeed_kernel.numerics.k_quants import GROUP_ELEMENTS, random_blocks
 from tokenspeed_kernel.quantized import DENSE_DTYPES, QuantizedTensor
 
@@ -48,17 +48,21 @@ def random_weight(format_name: str, rows: int, columns: int, generator: torch.Ge
         magnitude = values.abs()
     else:
         scale = scale.half()
-        nibbles = torch.randint(0, 16, (rows, blocks, elements), generator=generator, dtype=torch.uint8)
-        packed = nibbles[..., :16] | (nibbles[..., 16:] << 4)
+        levels = 32 if format_name.startswith("gguf_q5") else 16
+        quants = torch.randint(0, levels, (rows, blocks, elements), generator=generator, dtype=torch.uint8)
         parts = [scale.view(torch.uint8)]
-        offset = scale.double() * -8.0
-        if format_name == "gguf_q4_1":
-            minimum = (scale * -torch.empty_like(scale).uniform_(6.0, 9.0, generator=generator)).half()
+        offset = scale.double() * -(levels // 2)
+        if format_name.endswith("_1"):
+            factor = torch.empty_like(scale).uniform_(0.375, 0.5625, generator=generator)
+            minimum = (scale * -(factor * levels)).half()
             parts.append(minimum.view(torch.uint8))
             offset = minimum.double()
-        parts.append(packed)
-        values = scale.double() * nibbles.double() + offset
-        magnitude = scale.double() * nibbles.double() + offset.abs()
+        if levels == 32:
+            bits = split_last(quants >> 4, 4, 8) << torch.arange(8, dtype=torch.uint8)
+            parts.append(bits.sum(dim=-1).to(torch.uint8))
+        parts.append((quants[..., :16] & 15) | ((quants[..., 16:] & 15) << 4))
+        values = scale.double() * quants.double() + offset
+        magnitude = scale.double() * quants.double() + offset.abs()
     plane = torch.cat(parts, dim=-1).reshape(rows, blocks * BLOCK_BYTES[format_name])
     weight = QuantizedTensor(format_name, (rows, columns), {"blocks": plane}, source)
     return RandomWeight(weight, values.reshape(rows, columns), magnitude.reshape(rows, columns))

@@ -267,6 +267,8 @@ inline void with_format(WeightFormat format, const Work& work) {
         case WeightFormat::kQ4_K: return work.template run<GroupQuantised<BlockQ4_K>>();
         case WeightFormat::kQ5_K: return work.template run<GroupQuantised<BlockQ5_K>>();
         case WeightFormat::kQ6_K: return work.template run<GroupQuantised<BlockQ6_K>>();
+        case WeightFormat::kQ5_0: return work.template run<Quantised<BlockQ5_0>>();
+        case WeightFormat::kQ5_1: return work.template run<Quantised<BlockQ5_1>>();
     }
 }
 

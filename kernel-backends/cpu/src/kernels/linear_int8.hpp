@@ -1,0 +1,174 @@
+// out = x . weight^T with weights in panels (../panels.hpp) and x in 8 bits.
+//
+// A tile is one panel against up to kTokens tokens. Of each block the products are summed in integers, exactly; then each
+// row's integer is one float, times the weight's scale times the token's, added to the row's sum by fused multiply-add,
+// a minimum before it. The blocks come in order, whatever the batch, and no sum crosses lanes: a row's result has the same
+// bits in any batch, in any panel, and on every instruction set.
+
+#include "../panels.hpp"
+
+namespace tokenspeed::TOKENSPEED_ISA {
+namespace {
+
+constexpr int64_t kFewTokens = 32;               // up to here a panel meets all tokens before the next one is read;
+constexpr int64_t kCachedBytes = 384 * 1024;     // beyond, panels of this size stay in the second-level cache while they do
+constexpr int64_t kPrefetchBytes = 8 * 1024;     // how far ahead of several tokens' products quants are asked for
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Tokens are cut into groups of nearly equal size; group g begins with the token first_token(g). A group's activations lie
+// together, block by block: x[block][token of the group].
+inline int64_t groups_of(int64_t tokens) { return (tokens + kTokens - 1) / kTokens; }
+inline int64_t first_token(int64_t group, int64_t tokens) { return tokens * group / groups_of(tokens); }
+
+// Quantises 32 columns of a token. Where one is NaN or infinite the scale is NaN, and with it every result of the token; where
+// all are below 2^-100 they are taken for zero.
+inline void quantise_block(const float* x, int32_t zero, bool halves, ActivationBlock* out) {
+    const uint32_t bits = largest_magnitude(x);
+    float largest;
+    memcpy(&largest, &bits, 4);
+    int32_t sums[2] = {0, 0};
+    if (largest >= 0x1p-100f && bits < 0x7f800000u) {
+        out->scale = largest / 127.0f;
+        round_quants(x, 127.0f / largest, out->quants, sums);
+    } else {
+        out->scale = bits < 0x7f800000u ? 0.0f : __builtin_nanf("");
+        memset(out->quants, 0, sizeof out->quants);
+    }
+    out->start[0] = -zero * (halves ? sums[0] : sums[0] + sums[1]);
+    out->start[1] = halves ? -zero * sums[1] : 0;
+    out->sum = out->scale * (float)(sums[0] + sums[1]);
+}
+
+void quantise(const Panels& weight, const float* x, int64_t tokens, ActivationBlock* out, int64_t begin, int64_t end) {
+    const PanelLayout layout = panel_layout(weight.format);
+    const int32_t zero = layout.bits == 8 ? kEightBitZero : layout.zero;
+    const bool halves = layout.scales == PanelScales::kBytesOfHalves;
+    const int64_t blocks = weight.columns / kPanelColumns;
+    for (int64_t group = 0; group < groups_of(tokens); ++group) {
+        const int64_t first = first_token(group, tokens), behind = first_token(group + 1, tokens);
+        for (int64_t t = begin > first ? begin : first; t < smaller(end, behind); ++t) {
+            const float* from = x + t * weight.columns;
+            ActivationBlock* to = out + first * blocks + (t - first);
+            for (int64_t block = 0; block < blocks; ++block)
+                quantise_block(from + block * kPanelColumns, zero, halves, to + block * (behind - first));
+        }
+    }
+}
+
+// The scales of one block: `scale`, and `second`, the minimum or the scale of the other 16 columns.
+struct BlockScales {
+    Floats scale;
+    Floats second;
+};
+
+// The scales of block `block` of a panel whose scales begin at `p`.
+template <PanelScales kScales>
+inline BlockScales load_scales(const uint8_t* p, int64_t block) {
+    if constexpr (kScales == PanelScales::kHalf) {
+        const Floats scale = widen_halves(p + block * 32);
+        return {scale, scale};
+    } else if constexpr (kScales == PanelScales::kHalfAndMinimum) {
+        return {widen_halves(p + block * 64), widen_halves(p + block * 64 + 32)};
+    } else {
+        p += block / kSuperBlocks * scale_bytes(kScales);
+        const int64_t at = block % kSuperBlocks * 32;
+        if constexpr (kScales == PanelScales::kBytesAndMinimum)
+            return {mul(widen_halves(p), widen_unsigned(p + 64 + at)), mul(widen_halves(p + 32), widen_unsigned(p + 80 + at))};
+        else
+            return {mul(widen_halves(p), widen_signed(p + 32 + at)), mul(widen_halves(p), widen_signed(p + 48 + at))};
+    }
+}
+
+// `sums` plus the products of one block.
+template <int kBits, PanelScales kScales>
+inline Floats add_block(Floats sums, const ColumnGroup (&w)[8], const BlockScales& scales, const ActivationBlock& x) {
+    if constexpr (kScales == PanelScales::kBytesOfHalves) {
+        const Floats first = to_float(dot<kBits, 0, 4>(x.start[0], w, x.quants));
+        const Floats other = to_float(dot<kBits, 4, 8>(x.start[1], w, x.quants));
+        return fma(fma(other, scales.second, mul(first, scales.scale)), set(x.scale), sums);
+    } else {
+        if constexpr (kScales != PanelScales::kHalf) sums = fma(scales.second, set(x.sum), sums);
+        const Floats products = to_float(dot<kBits, 0, 8>(x.start[0], w, x.quants));
+        return fma(products, mul(scales.scale, set(x.scale)), sums);
+    }
+}
+
+// One call's arguments.
+struct Call {
+    const Panels& weight;
+    const float* bias;
+    float* out;
+};
+
+// A panel against the Tokens tokens from `token` on, whose activations begin at `x`.
+template <int kBits, PanelScales kScales, int kCount>
+void multiply_tile(const Call& call, int64_t panel, const ActivationBlock* x, int64_t token) {
+    const int64_t blocks = call.weight.columns / kPanelColumns;
+    const uint8_t* quants = call.weight.quants + panel * blocks * quant_bytes(kBits);
+    const uint8_t* scales = call.weight.scales + panel * blocks * scale_bytes(kScales) / kSuperBlocks;
+    Floats sums[kCount];
+    for (int t = 0; t < kCount; ++t) sums[t] = set(0.0f);
+    for (int64_t block = 0; block < blocks; ++block) {
+        const uint8_t* here = quants + block * quant_bytes(kBits);
+        if constexpr (kCount > 1) {
+            for (int line = 0; line < kBits; ++line) __builtin_prefetch(here + kPrefetchBytes + 64 * line, 0, 2);
+        }
+        ColumnGroup w[8];
+        unpack<kBits>(here, w);
+        const BlockScales of_block = load_scales<kScales>(scales, block);
+        for (int t = 0; t < kCount; ++t) sums[t] = add_block<kBits, kScales>(sums[t], w, of_block, x[block * kCount + t]);
+    }
+    const int64_t row = panel * kPanelRows;
+    const int64_t rows = smaller(kPanelRows, call.weight.rows - row);
+    for (int t = 0; t < kCount; ++t) {
+        const Floats sum = call.bias ? add(sums[t], load_first(call.bias + row, rows)) : sums[t];
+        store_first(call.out + (token + t) * call.weight.rows + row, sum, rows);
+    }
+}
+
+// multiply_tile for a number of tokens that is known at run time.
+template <int kBits, PanelScales kScales, int kCount = kTokens>
+void multiply(int64_t count, const Call& call, int64_t panel, const ActivationBlock* x, int64_t token) {
+    if constexpr (kCount > 0) {
+        if (count == kCount) return multiply_tile<kBits, kScales, kCount>(call, panel, x, token);
+        multiply<kBits, kScales, kCount - 1>(count, call, panel, x, token);
+    }
+}
+
+template <int kBits, PanelScales kScales>
+void multiply_panels(const Call& call, const ActivationBlock* x, int64_t tokens, int64_t begin, int64_t end) {
+    const int64_t blocks = call.weight.columns / kPanelColumns;
+    const int64_t cached = kCachedBytes / (blocks * quant_bytes(kBits));
+    const int64_t step = tokens <= kFewTokens || cached < 1 ? 1 : cached;
+    for (int64_t panel = begin; panel < end; panel += step) {
+        for (int64_t group = 0; group < groups_of(tokens); ++group) {
+            const int64_t first = first_token(group, tokens), count = first_token(group + 1, tokens) - first;
+            for (int64_t p = panel; p < smaller(panel + step, end); ++p)
+                multiply<kBits, kScales>(count, call, p, x + first * blocks, first);
+        }
+    }
+}
+
+void linear_int8(const Panels& weight, const float* bias, const ActivationBlock* x, int64_t tokens, float* out, int64_t begin,
+                 int64_t end) {
+    const Call call{weight, bias, out};
+    switch (weight.format) {
+        case WeightFormat::kQ4_0: return multiply_panels<4, PanelScales::kHalf>(call, x, tokens, begin, end);
+        case WeightFormat::kQ5_0: return multiply_panels<5, PanelScales::kHalf>(call, x, tokens, begin, end);
+        case WeightFormat::kQ8_0: return multiply_panels<8, PanelScales::kHalf>(call, x, tokens, begin, end);
+        case WeightFormat::kQ4_1: return multiply_panels<4, PanelScales::kHalfAndMinimum>(call, x, tokens, begin, end);
+        case WeightFormat::kQ5_1: return multiply_panels<5, PanelScales::kHalfAndMinimum>(call, x, tokens, begin, end);
+        case WeightFormat::kQ4_K: return multiply_panels<4, PanelScales::kBytesAndMinimum>(call, x, tokens, begin, end);
+        case WeightFormat::kQ5_K: return multiply_panels<5, PanelScales::kBytesAndMinimum>(call, x, tokens, begin, end);
+        case WeightFormat::kQ6_K: return multiply_panels<6, PanelScales::kBytesOfHalves>(call, x, tokens, begin, end);
+        default: return;  // not packed
+    }
+}
+
+}  // namespace
+
+extern const Int8Products kProducts;
+const Int8Products kProducts = {quantise, linear_int8};
+
+}  // namespace tokenspeed::TOKENSPEED_ISA
