@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import linear  # before torch: it chooses huge pages for it
 import torch
-from linear import read_bandwidth
 
 from tokenspeed_kernel.binding import Bound
 from tokenspeed_kernel.numerics.weights import random_weight
@@ -142,7 +142,7 @@ def main() -> None:
     model = Model(room, getattr(torch, arguments.kv_dtype), arguments.activations)
     table = torch.arange(pages * arguments.batch, dtype=torch.int32).view(arguments.batch, pages) + 1
     lengths = torch.full((arguments.batch,), arguments.context, dtype=torch.int32)
-    bandwidth = read_bandwidth()
+    bandwidth = linear.read_bandwidth()
     with torch.inference_mode():
         decode = best_seconds(lambda: model.step(arguments.batch, model.decode, lengths, table))
         tokens = arguments.prefill

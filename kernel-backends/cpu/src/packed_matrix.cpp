@@ -58,6 +58,13 @@ void bind_packed_matrix(nb::module_& m) {
         .def_prop_ro("nbytes", &PackedMatrix::bytes)
         .def("multiply", &PackedMatrix::multiply, "x"_a, "tokens"_a, "out"_a, "bias"_a);
     m.def(
+        "read_all",
+        [](Address data, int64_t bytes) {
+            nb::gil_scoped_release released;
+            return read_all(reinterpret_cast<const uint8_t*>(data), bytes);
+        },
+        "data"_a, "bytes"_a, "Reads a multiple of 64 bytes with all threads; their sum as 64-bit words.");
+    m.def(
         "release_mapped",
         [](Address data, int64_t bytes) { return release_mapped(reinterpret_cast<const uint8_t*>(data), bytes); }, "data"_a,
         "bytes"_a, "Gives back the resident pages of a shared file mapping; returns their bytes, 0 for other memory.");

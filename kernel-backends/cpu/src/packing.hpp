@@ -21,4 +21,8 @@ std::shared_ptr<uint8_t> weight_memory(int64_t bytes);
 // read fetches them again. Any other memory is left alone. Returns the bytes of the pages given back.
 int64_t release_mapped(const uint8_t* data, int64_t bytes);
 
+// Reads `bytes`, a multiple of 64, from `data` on with all threads, and returns their sum as 64-bit words: what the memory
+// gives at best, for benchmarks.
+uint64_t read_all(const uint8_t* data, int64_t bytes);
+
 }  // namespace tokenspeed

@@ -2,11 +2,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <new>
 
 #include "packing.hpp"
+#include "pool.hpp"
 
 namespace tokenspeed {
 
@@ -82,6 +85,24 @@ int64_t release_mapped(const uint8_t* data, int64_t bytes) {
     }
     std::fclose(maps);
     return released;
+}
+
+uint64_t read_all(const uint8_t* data, int64_t bytes) {
+    const int64_t pieces = std::max(1, thread_limit()) * 2;
+    const int64_t lines = bytes / 64;
+    std::atomic<uint64_t> total{0};
+    parallel_for(pieces, thread_limit(), [&](int64_t piece) {
+        uint64_t sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+        for (int64_t line = lines * piece / pieces; line < lines * (piece + 1) / pieces; ++line) {
+            uint64_t words[8];
+            std::memcpy(words, data + 64 * line, sizeof words);
+            for (int i = 0; i < 8; ++i) sums[i] += words[i];
+        }
+        uint64_t sum = 0;
+        for (uint64_t part : sums) sum += part;
+        total.fetch_add(sum, std::memory_order_relaxed);
+    });
+    return total.load();
 }
 
 }  // namespace tokenspeed
