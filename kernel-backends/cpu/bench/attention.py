@@ -1,0 +1,181 @@
+"""Paged attention beside the machine's read bandwidth and torch's attention in the same run.
+
+    python bench/attention.py [--kinds gqa,mla,extend] [--contexts 512,4096,16384] [--batches 1,8] [--threads 2]
+
+Decode: the bytes of the cache that a call reads over its time, as GB/s and as share of the read bandwidth (torch's sum
+of memory, which needs two threads or more to be bound by memory), and the arithmetic, which is what limits latent
+attention: its many heads share one row of the cache. Extend: the arithmetic of a chunk of 256 behind a prefix.
+
+Torch computes scaled_dot_product_attention in bfloat16 on keys and values that were gathered beforehand and lie dense,
+the query heads of a group taken as rows, so that it too reads the keys once. The calls of a round walk different
+sequences, so that these come from memory and not from the cache. Ours, torch and the plain read take turns in every
+round, and each figure is that of the shortest call: other work on the machine can only make one longer.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from linear import Action, shortest
+from torch.nn.functional import scaled_dot_product_attention
+
+import tokenspeed_kernel_cpu
+from tokenspeed_kernel.ops import bind_attention_decode, bind_attention_extend
+from tokenspeed_kernel.ops.mla import bind_mla_read
+
+PAGE = 64
+KV_DTYPE = torch.bfloat16
+SET_BYTES = 160 * 1024 * 1024  # of all sequences that a round walks: several times the last cache
+READ_BYTES = 16 * 1024 * 1024
+CHUNK = 256
+ROUNDS = 5
+GROUPED = ((32, 8, 128), (16, 8, 64))  # query heads, KV heads, elements of a head
+LATENT, ROTARY = 512, 64
+LATENT_HEADS = (16, 64, 128)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of one length in a paged cache: fields [blocks, fields, heads, PAGE, width], blocks in random order."""
+
+    arena: torch.Tensor
+    tables: list[torch.Tensor]
+    lengths: torch.Tensor
+
+    def dense(self, call: int, field: int) -> torch.Tensor:
+        """What a call reads of a field, gathered: [batch, heads, context, width]."""
+        pages = self.arena[self.tables[call].long(), field]
+        return pages.transpose(1, 2).flatten(2, 3)[:, :, : int(self.lengths[0])].contiguous()
+
+
+def sequences(fields: int, heads: int, width: int, batch: int, context: int) -> Sequences:
+    """As many batches as the set holds, one at least."""
+    pages = batch * -(-context // PAGE)
+    calls = max(1, SET_BYTES // (pages * fields * heads * PAGE * width * KV_DTYPE.itemsize))
+    blocks = (torch.randperm(calls * pages) + 1).to(torch.int32).reshape(calls, batch, -1)
+    few = torch.randn(8, fields, heads, PAGE, width).to(KV_DTYPE)
+    arena = few[torch.arange(calls * pages + 1) % 8]
+    return Sequences(arena, list(blocks), torch.full((batch,), context, dtype=torch.int32))
+
+
+def line(name: str, best: dict[str, float], size: int, operations: float) -> str:
+    """One line of the table: ours, torch, the read."""
+    bandwidth = READ_BYTES / best["read"]
+    text = f"{name:38}"
+    for who in ("ours", "torch"):
+        rate = size / best[who]
+        text += (
+            f" |{best[who] * 1e3:8.2f} {rate / 1e9:6.1f} {rate / bandwidth:5.0%} {operations * 1e-9 / best[who]:6.0f}"
+        )
+    return f"{text} |{bandwidth / 1e9:6.1f}"
+
+
+def grouped_decode(heads: tuple[int, int, int], batch: int, context: int, reads: Sequence[Action]) -> str:
+    """Grouped-query attention, one token a sequence."""
+    q_heads, kv_heads, dim = heads
+    held = sequences(2, kv_heads, dim, batch, context)
+    bound = bind_attention_decode(head_dim=dim, q_per_kv=q_heads // kv_heads, kernel_page_size=PAGE, kv_dtype=KV_DTYPE)
+    q, out = torch.randn(batch, q_heads, dim), torch.empty(batch, q_heads, dim)
+    keys, values = held.arena[:, 0], held.arena[:, 1]
+    ours = [partial(bound.fn, q, keys, values, table, held.lengths, dim**-0.5, 0, out) for table in held.tables]
+    rows = q.to(KV_DTYPE).reshape(batch, kv_heads, -1, dim)
+    theirs = [
+        partial(scaled_dot_product_attention, rows, held.dense(call, 0), held.dense(call, 1))
+        for call in range(min(len(held.tables), 8))
+    ]
+    best = shortest({"read": reads, "ours": ours, "torch": theirs}, ROUNDS)
+    size = 2 * batch * context * kv_heads * dim * KV_DTYPE.itemsize
+    name = f"decode {q_heads}/{kv_heads} x {dim}, {batch} x {context}"
+    return line(name, best, size, 4.0 * batch * context * q_heads * dim)
+
+
+def latent_decode(heads: int, batch: int, context: int, reads: Sequence[Action]) -> str:
+    """Latent attention, one token a sequence."""
+    width = LATENT + ROTARY
+    held = sequences(1, 1, width, batch, context)
+    bound = bind_mla_read("mla_decode", latent_dim=LATENT, rotary_dim=ROTARY, kernel_page_size=PAGE, kv_dtype=KV_DTYPE)
+    q, out = torch.randn(batch, heads, width), torch.empty(batch, heads, LATENT)
+    cache, scale = held.arena[:, 0], width**-0.5
+    ours = [
+        partial(bound.fn, q[..., :LATENT], q[..., LATENT:], cache, table, held.lengths, scale, out, None)
+        for table in held.tables
+    ]
+    rows = q.to(KV_DTYPE).unsqueeze(1)
+    theirs: list[Action] = []
+    for call in range(min(len(held.tables), 8)):
+        dense = held.dense(call, 0)
+        theirs.append(partial(scaled_dot_product_attention, rows, dense, dense[..., :LATENT], scale=scale))
+    best = shortest({"read": reads, "ours": ours, "torch": theirs}, ROUNDS)
+    size = batch * context * width * KV_DTYPE.itemsize
+    return line(
+        f"latent decode {heads} heads, {batch} x {context}",
+        best,
+        size,
+        2.0 * batch * context * heads * (width + LATENT),
+    )
+
+
+def grouped_extend(heads: tuple[int, int, int], prefix: int, reads: Sequence[Action]) -> str:
+    """Grouped-query attention, a chunk behind a prefix."""
+    q_heads, kv_heads, dim = heads
+    context = prefix + CHUNK
+    held = sequences(2, kv_heads, dim, 1, context)
+    bound = bind_attention_extend(head_dim=dim, q_per_kv=q_heads // kv_heads, kernel_page_size=PAGE, kv_dtype=KV_DTYPE)
+    q, out = torch.randn(CHUNK, q_heads, dim), torch.empty(CHUNK, q_heads, dim)
+    starts, keys, values = torch.tensor([0, CHUNK], dtype=torch.int32), held.arena[:, 0], held.arena[:, 1]
+    ours = [
+        partial(bound.fn, q, keys, values, table, starts, held.lengths, dim**-0.5, 0, out) for table in held.tables[:8]
+    ]
+    mask = torch.arange(context) <= prefix + torch.arange(CHUNK).unsqueeze(1)
+    chunk = q.to(KV_DTYPE).transpose(0, 1).unsqueeze(0).contiguous()
+    repeat = q_heads // kv_heads
+    theirs: list[Action] = []
+    for call in range(min(len(held.tables), 8)):
+        planes = [held.dense(call, field).repeat_interleave(repeat, dim=1) for field in (0, 1)]
+        masked = {"is_causal": True} if prefix == 0 else {"attn_mask": mask}
+        theirs.append(partial(scaled_dot_product_attention, chunk, *planes, **masked))
+    best = shortest({"read": reads, "ours": ours, "torch": theirs}, ROUNDS)
+    pairs = CHUNK * prefix + CHUNK * (CHUNK + 1) // 2
+    size = 2 * context * kv_heads * dim * KV_DTYPE.itemsize
+    return line(
+        f"extend {q_heads}/{kv_heads} x {dim}, {CHUNK} behind {prefix}", best, size, 4.0 * pairs * q_heads * dim
+    )
+
+
+def lines(kinds: Sequence[str], contexts: Sequence[int], batches: Sequence[int]) -> Iterator[str]:
+    """The lines of the table, one after the other."""
+    reads = [torch.ones(READ_BYTES // 4).sum for _ in range(SET_BYTES // READ_BYTES)]
+    cases = [(batch, context) for batch in batches for context in contexts]
+    if "gqa" in kinds:
+        yield from (grouped_decode(heads, *case, reads) for heads in GROUPED for case in cases)
+    if "mla" in kinds:
+        yield from (latent_decode(heads, *case, reads) for heads in LATENT_HEADS for case in cases)
+    if "extend" in kinds:
+        yield from (grouped_extend(heads, prefix, reads) for heads in GROUPED for prefix in (0, 4096))
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=["gqa", "mla", "extend"])
+    parser.add_argument(
+        "--contexts", type=lambda text: [int(part) for part in text.split(",")], default=[512, 4096, 16384]
+    )
+    parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    tokenspeed_kernel_cpu.set_num_threads(arguments.threads)
+    print(f"{tokenspeed_kernel_cpu.instruction_set()}, {arguments.threads} threads, pages of {PAGE}, cache in bfloat16")
+    print("of ours, then of torch: ms, GB/s and share of the read bandwidth, GFLOP/s; last the read bandwidth\n")
+    head = "|      ms   GB/s share  GFLOP"
+    print(f"{'':38} {head} {head} |  read")
+    with torch.inference_mode():
+        for text in lines(arguments.kinds, arguments.contexts, arguments.batches):
+            print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
