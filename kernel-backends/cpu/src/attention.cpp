@@ -1,8 +1,10 @@
 // Spreads attention over threads. One work item is one tile of query tokens of one sequence against one KV head, so that the
-// keys and values are read once for all query heads of the group. Where there are few items and long sequences, the splits
-// of an item are computed apart and merged afterwards, with the same arithmetic in the same order.
+// keys and values are read once for the query heads of the group (of which an item has kMaxTileRows at most). Where there are
+// few items and long sequences, the splits of an item are computed apart and merged afterwards, with the same arithmetic in
+// the same order.
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "drivers.hpp"
@@ -13,50 +15,81 @@ namespace tokenspeed {
 
 namespace {
 
-constexpr int64_t kTileRows = 32;  // query rows of an item, unless one token has more heads to a group
+constexpr int64_t kTileRows = kMaxTileRows;  // query rows of an item that has several tokens
+constexpr int64_t kWideRows = 8;             // from here on keys and values are widened once for all rows
+constexpr int64_t kMergeRows = 8;            // rows that one thread merges at a time
 
 struct Item {
     int64_t sequence;
+    int64_t part;         // of the keys, see Attention::parts
     int64_t first_token;  // row of q
     int64_t tokens;
     int64_t first_limit;  // keys that the first of the tokens sees
+    int64_t key_begin;    // the part's keys
+    int64_t key_end;
     int64_t kv_head;
+    int64_t first_head;  // query heads, of all
+    int64_t heads;
     int64_t first_split;  // the one that the first token's first key lies in
     int64_t end_split;
+
+    int64_t rows() const { return tokens * heads; }
 };
 
 int64_t state_floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
 
 AttentionState state_in(float* memory, int64_t rows) { return {memory, memory + rows, memory + 2 * rows}; }
 
-// The first key that a query sees, where `limit` is the key behind its last.
-int64_t first_key(const Attention& call, int64_t limit) {
-    return call.window > 0 ? std::max<int64_t>(0, limit - call.window) : 0;
+AttentionState rows_from(const AttentionState& state, int64_t row, int64_t dim) {
+    return {state.maximum + row, state.sum + row, state.accumulator + row * dim};
+}
+
+// At least `count` floats of this thread, uninitialised; one memory for each Tag.
+template <class Tag>
+float* floats(int64_t count) {
+    thread_local std::vector<float> memory;
+    if (static_cast<int64_t>(memory.size()) < count) {
+        memory.clear();
+        memory.resize(static_cast<std::size_t>(count));
+    }
+    return memory.data();
+}
+
+// The first key that a query of the item sees, where `limit` is the key behind its last.
+int64_t first_key(const Attention& call, const Item& item, int64_t limit) {
+    return call.window > 0 ? std::max(item.key_begin, limit - call.window) : item.key_begin;
 }
 
 // The queries of an item, packed and scaled, with the keys each row sees.
 class PackedQueries {
 public:
-    void pack(const Attention& call, const Item& item) {
-        const int64_t group = call.q_heads / call.kv_heads;
-        const int64_t dim = call.cache.head_dim;
-        rows_ = item.tokens * group;
+    const AttentionTile& pack(const Attention& call, const Item& item) {
+        const int64_t dim = call.key_dim();
+        float* queries = floats<PackedQueries>(kMaxTileRows * dim);
         for (int64_t t = 0; t < item.tokens; ++t) {
-            const float* source = call.q + (item.first_token + t) * call.q_stride + item.kv_head * group * dim;
-            float* target = queries_ + t * group * dim;
-            for (int64_t i = 0; i < group * dim; ++i) target[i] = source[i] * call.scale;
-            std::fill_n(starts_ + t * group, group, first_key(call, item.first_limit + t));
-            std::fill_n(limits_ + t * group, group, item.first_limit + t);
+            const int64_t limit = item.first_limit + t;
+            for (int64_t head = 0; head < item.heads; ++head) {
+                const int64_t row = t * item.heads + head;
+                float* target = queries + row * dim;
+                for (const QueryPart& part : call.q) {
+                    const float* source = part.data + (item.first_token + t) * part.token_stride +
+                                          (item.first_head + head) * part.head_stride;
+                    for (int64_t i = 0; i < part.dim; ++i) *target++ = source[i] * call.scale;
+                }
+                starts_[row] = first_key(call, item, limit);
+                limits_[row] = std::min(limit, item.key_end);
+            }
         }
-        tile_ = {queries_, starts_, limits_, call.page_table + item.sequence * call.page_table_stride, rows_, item.kv_head};
+        struct Wide;
+        float* wide = item.rows() < kWideRows ? nullptr : floats<Wide>(wide_floats(dim, call.value_dim));
+        tile_ = {queries, starts_, limits_, call.page_table + item.sequence * call.page_table_stride, item.rows(),
+                 item.kv_head, dim, call.value_dim, wide};
+        return tile_;
     }
-    const AttentionTile& tile() const { return tile_; }
 
 private:
-    alignas(64) float queries_[kMaxTileRows * kMaxHeadDim];
     int64_t starts_[kMaxTileRows];
     int64_t limits_[kMaxTileRows];
-    int64_t rows_ = 0;
     AttentionTile tile_{};
 };
 
@@ -65,105 +98,133 @@ PackedQueries& packed_queries() {
     return packed;
 }
 
-void write_out(const KernelTable& table, const Attention& call, const Item& item, const AttentionState& state) {
-    const int64_t group = call.q_heads / call.kv_heads;
-    const int64_t dim = call.cache.head_dim;
-    for (int64_t row = 0; row < item.tokens * group; ++row) {
-        const int64_t token = item.first_token + row / group;
-        float* out = call.out + (token * call.q_heads + item.kv_head * group + row % group) * dim;
-        table.finish(state.accumulator + row * dim, state.sum[row], out, dim);
-    }
+void write_row(const KernelTable& table, const Attention& call, const Item& item, const AttentionState& state,
+               int64_t row) {
+    const int64_t token = item.part * call.tokens + item.first_token + row / item.heads;
+    const int64_t place = token * call.q_heads + item.first_head + row % item.heads;
+    table.finish(state.accumulator + row * call.value_dim, state.sum[row], call.out + place * call.value_dim,
+                 call.value_dim);
+    if (call.lse == nullptr) return;
+    const bool unseen = state.sum[row] == 0.0f;
+    call.lse[place] = unseen ? -std::numeric_limits<float>::infinity() : state.maximum[row] + std::log(state.sum[row]);
 }
 
 // A whole item on one thread.
 void run_item(const KernelTable& table, const Attention& call, const Item& item) {
-    const int64_t dim = call.cache.head_dim;
-    PackedQueries& packed = packed_queries();
-    packed.pack(call, item);
-    const int64_t rows = packed.tile().rows;
-    float* memory = static_cast<float*>(scratch(2 * state_floats(rows, dim) * 4));
-    const AttentionState total = state_in(memory, rows);
-    const AttentionState part = state_in(memory + state_floats(rows, dim), rows);
-    table.attend(call.cache, packed.tile(), item.first_split, total);
+    const int64_t dim = call.value_dim;
+    const AttentionTile& tile = packed_queries().pack(call, item);
+    float* memory = static_cast<float*>(scratch(2 * state_floats(tile.rows, dim) * 4));
+    const AttentionState total = state_in(memory, tile.rows);
+    const AttentionState part = state_in(memory + state_floats(tile.rows, dim), tile.rows);
+    table.attend(call.cache, tile, item.first_split, total);
     for (int64_t split = item.first_split + 1; split < item.end_split; ++split) {
-        table.attend(call.cache, packed.tile(), split, part);
-        table.merge(total, part, rows, dim);
+        table.attend(call.cache, tile, split, part);
+        table.merge(total, part, tile.rows, dim);
     }
-    write_out(table, call, item, total);
+    for (int64_t row = 0; row < tile.rows; ++row) write_row(table, call, item, total, row);
 }
 
 // All items, split by split.
 void run_splits(const KernelTable& table, const Attention& call, const std::vector<Item>& items, int threads) {
-    struct Part {
+    struct Piece {  // one split, or, when these are done, some rows of all splits
         const Item* item;
-        int64_t split;
+        int64_t index;
         int64_t offset;
     };
-    const int64_t group = call.q_heads / call.kv_heads;
-    const int64_t dim = call.cache.head_dim;
-    std::vector<Part> parts;
-    int64_t floats = 0;
-    for (const Item& item : items)
-        for (int64_t split = item.first_split; split < item.end_split; ++split) {
-            parts.push_back({&item, split, floats});
-            floats += state_floats(item.tokens * group, dim);
-        }
-    std::vector<float> memory(static_cast<std::size_t>(floats));
-    const int64_t count = static_cast<int64_t>(parts.size());
-    parallel_for(count, threads, [&](int64_t i) {
-        const Part& part = parts[static_cast<std::size_t>(i)];
-        PackedQueries& packed = packed_queries();
-        packed.pack(call, *part.item);
-        table.attend(call.cache, packed.tile(), part.split, state_in(memory.data() + part.offset, packed.tile().rows));
-    });
-    const Part* part = parts.data();
+    const int64_t dim = call.value_dim;
+    std::vector<Piece> splits, merges;
+    int64_t count = 0;
     for (const Item& item : items) {
-        const int64_t rows = item.tokens * group;
-        const AttentionState total = state_in(memory.data() + part->offset, rows);
-        ++part;
-        for (int64_t split = item.first_split + 1; split < item.end_split; ++split, ++part)
-            table.merge(total, state_in(memory.data() + part->offset, rows), rows, dim);
-        write_out(table, call, item, total);
+        for (int64_t row = 0; row < item.rows(); row += kMergeRows) merges.push_back({&item, row, count});
+        for (int64_t split = item.first_split; split < item.end_split; ++split) {
+            splits.push_back({&item, split, count});
+            count += state_floats(item.rows(), dim);
+        }
     }
+    struct Splits;
+    float* memory = floats<Splits>(count);
+    parallel_for(static_cast<int64_t>(splits.size()), threads, [&](int64_t i) {
+        const Piece& piece = splits[static_cast<std::size_t>(i)];
+        const AttentionTile& tile = packed_queries().pack(call, *piece.item);
+        table.attend(call.cache, tile, piece.index, state_in(memory + piece.offset, tile.rows));
+    });
+    parallel_for(static_cast<int64_t>(merges.size()), threads, [&](int64_t i) {
+        const Piece& piece = merges[static_cast<std::size_t>(i)];
+        const Item& item = *piece.item;
+        const AttentionState total = state_in(memory + piece.offset, item.rows());
+        const int64_t rows = std::min(kMergeRows, item.rows() - piece.index);
+        for (int64_t split = item.first_split + 1; split < item.end_split; ++split) {
+            float* later = memory + piece.offset + (split - item.first_split) * state_floats(item.rows(), dim);
+            table.merge(rows_from(total, piece.index, dim), rows_from(state_in(later, item.rows()), piece.index, dim), rows,
+                        dim);
+        }
+        for (int64_t row = piece.index; row < piece.index + rows; ++row) write_row(table, call, item, total, row);
+    });
+}
+
+// The items of one part of a sequence's keys, and their work in nanoseconds, about.
+double add_items(const Attention& call, int64_t sequence, int64_t part, std::vector<Item>& items) {
+    const int64_t begin = call.query_start ? call.query_start[sequence] : sequence * call.queries_each;
+    const int64_t end = call.query_start ? call.query_start[sequence + 1] : begin + call.queries_each;
+    const int64_t length = call.lengths[sequence];
+    const int64_t pages = (length + call.cache.page_size - 1) / call.cache.page_size;
+    const int64_t share = (pages + call.parts - 1) / call.parts * call.cache.page_size;
+    const int64_t key_begin = std::min(part * share, length);
+    const int64_t key_end = std::min(key_begin + share, length);
+    const int64_t group = call.q_heads / call.kv_heads;
+    const int64_t pieces = (group + kMaxTileRows - 1) / kMaxTileRows;  // of a group of heads
+    const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / group);
+    double work = 0;
+    for (int64_t token = begin; token < end; token += tile_tokens) {
+        const int64_t tokens = std::min(tile_tokens, end - token);
+        const int64_t first_limit = length - (end - token) + 1;
+        Item item{sequence, part, token, tokens, first_limit, key_begin, key_end, 0, 0, 0, 0, 0};
+        const int64_t start = first_key(call, item, first_limit);
+        const int64_t limit = std::min(first_limit + tokens - 1, key_end);
+        item.first_split = start / kKeySplit;
+        item.end_split = std::max(item.first_split + 1, (limit + kKeySplit - 1) / kKeySplit);
+        for (int64_t head = 0; head < call.kv_heads; ++head)
+            for (int64_t piece = 0; piece < pieces; ++piece) {
+                item.kv_head = head;
+                item.first_head = head * group + group * piece / pieces;
+                item.heads = head * group + group * (piece + 1) / pieces - item.first_head;
+                items.push_back(item);
+            }
+        const int64_t keys = std::max<int64_t>(1, limit + 1 - start);
+        work += static_cast<double>(keys * tokens * call.q_heads * (call.key_dim() + call.value_dim)) * 0.05;
+    }
+    return work;
 }
 
 }  // namespace
 
 void run_attention(const Attention& call) {
-    const int64_t group = call.q_heads / call.kv_heads;
-    const int64_t dim = call.cache.head_dim;
-    const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / group);
     thread_local std::vector<Item> items;
     items.clear();
     double work = 0;
+    for (int64_t part = 0; part < call.parts; ++part)
+        for (int64_t b = 0; b < call.sequences; ++b) work += add_items(call, b, part, items);
     int64_t most_splits = 0;
-    for (int64_t b = 0; b < call.sequences; ++b) {
-        const int64_t begin = call.query_start ? call.query_start[b] : b * call.queries_each;
-        const int64_t end = call.query_start ? call.query_start[b + 1] : begin + call.queries_each;
-        const int64_t length = call.lengths[b];
-        if (length == 0) {
-            std::fill_n(call.out + begin * call.q_heads * dim, (end - begin) * call.q_heads * dim, 0.0f);
-            continue;
-        }
-        for (int64_t token = begin; token < end; token += tile_tokens) {
-            const int64_t tokens = std::min(tile_tokens, end - token);
-            const int64_t first_limit = length - (end - token) + 1;
-            const int64_t start = first_key(call, first_limit);
-            const int64_t limit = first_limit + tokens - 1;
-            const int64_t first_split = start / kKeySplit;
-            const int64_t end_split = std::max(first_split + 1, (limit + kKeySplit - 1) / kKeySplit);
-            for (int64_t head = 0; head < call.kv_heads; ++head)
-                items.push_back({b, token, tokens, first_limit, head, first_split, end_split});
-            work += static_cast<double>((limit + 1 - start) * tokens * call.q_heads * dim) * 0.1;
-            most_splits = std::max(most_splits, end_split - first_split);
-        }
-    }
+    for (const Item& item : items) most_splits = std::max(most_splits, item.end_split - item.first_split);
     const KernelTable& table = kernels();
     const int64_t count = static_cast<int64_t>(items.size());
     const int threads = threads_for(work);
     if (threads > 1 && most_splits > 1 && count < 4 * threads) return run_splits(table, call, items, threads);
     const Item* list = items.data();  // `items` names another vector on the other threads
     parallel_for(count, threads, [&](int64_t i) { run_item(table, call, list[i]); });
+}
+
+void run_latent_prologue(const LatentPrologue& call, int64_t tokens) {
+    const KernelTable& table = kernels();
+    const int64_t elements = call.q_heads * call.rotary_dim + call.latent_dim + call.rotary_dim;
+    over_ranges(tokens, 1, threads_for(static_cast<double>(tokens * elements) * 0.5), 2,
+                [&](int64_t begin, int64_t end) { table.latent_prologue(call, begin, end); });
+}
+
+void run_merge_partials(const PartialMerge& call) {
+    const KernelTable& table = kernels();
+    over_ranges(call.rows, 1, threads_for(static_cast<double>(call.rows * call.parts * call.dim) * 0.2), 2,
+                [&](int64_t begin, int64_t end) { table.merge_partials(call, begin, end); });
 }
 
 }  // namespace tokenspeed

@@ -14,20 +14,6 @@ namespace {
 constexpr int64_t kInt8Tokens = 1024;   // of one pass over a weight in panels: bounds the scratch that x takes
 constexpr int64_t kRoundedGrain = 64;  // rows: what linear_rounded.hpp takes together
 
-// Runs body(begin, end) over [0, count) in pieces of a multiple of `grain`, on `threads` threads; pieces per thread are
-// several, because cores are shared with other work and a late one must not hold the others for long.
-template <class Body>
-void over_ranges(int64_t count, int64_t grain, int threads, int64_t pieces_each, const Body& body) {
-    if (threads <= 1) {
-        if (count > 0) body(int64_t{0}, count);
-        return;
-    }
-    const int64_t grains = (count + grain - 1) / grain;
-    const int64_t piece = std::max<int64_t>(1, grains / (threads * pieces_each)) * grain;
-    const int64_t pieces = (count + piece - 1) / piece;
-    parallel_for(pieces, threads, [&](int64_t i) { body(i * piece, std::min(count, (i + 1) * piece)); });
-}
-
 }  // namespace
 
 void run_linear(const Weight& weight, const float* x, int64_t tokens, float* out) {

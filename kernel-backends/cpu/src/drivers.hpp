@@ -34,12 +34,22 @@ void run_clamped_swiglu(const float* gate, int64_t gate_stride, const float* up,
 
 void run_prologue(const Prologue& call, int64_t tokens);
 
+// Elements of the queries: of every token and head `dim`, the head's at head_stride, the token's at token_stride.
+struct QueryPart {
+    const float* data;
+    int64_t token_stride;
+    int64_t head_stride;
+    int64_t dim;
+};
+
 struct Attention {
-    const float* q;          // [tokens, q_heads, head_dim], tokens q_stride elements apart
-    int64_t q_stride;
-    float* out;              // [tokens, q_heads, head_dim], dense
+    QueryPart q[2];  // [tokens, q_heads], behind one another a query as long as a key; the second may have no elements
+    int64_t tokens;  // rows of q and out; counts where there are several parts
+    float* out;      // [parts, tokens, q_heads, value_dim], dense
+    float* lse;      // [parts, tokens, q_heads], or null
     int64_t q_heads, kv_heads;
-    Cache cache;
+    int64_t value_dim;
+    Cache cache;  // latent attention gives one plane for keys and values
     const int32_t* page_table;  // [sequences, page_table_stride]
     int64_t page_table_stride;
     const int32_t* query_start;  // [sequences + 1], or null: every sequence has queries_each tokens
@@ -48,9 +58,19 @@ struct Attention {
     int64_t sequences;
     float scale;
     int64_t window;  // keys that a query sees, its own the last of them; 0: all
+    // A sequence's keys are cut into so many parts of whole pages, equal but for the last of them, each with an output of its
+    // own; see attention.mla_decode_partial. 1: all keys.
+    int64_t parts;
+
+    int64_t key_dim() const { return q[0].dim + q[1].dim; }
 };
 
-// Sequence b's queries are its last positions. A sequence of length 0 gives zeros. Throws std::bad_alloc.
+// Sequence b's queries are its last positions. A query that sees no key gives zeros, and -infinity for lse. Throws
+// std::bad_alloc.
 void run_attention(const Attention& call);
+
+void run_latent_prologue(const LatentPrologue& call, int64_t tokens);
+
+void run_merge_partials(const PartialMerge& call);
 
 }  // namespace tokenspeed

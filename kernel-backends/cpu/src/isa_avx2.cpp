@@ -9,5 +9,6 @@
 #include "kernels/five_bits.hpp"
 #include "kernels/linear.hpp"
 #include "kernels/elementwise.hpp"
+#include "kernels/prologue.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/fill_table.hpp"

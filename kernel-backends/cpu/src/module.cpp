@@ -7,6 +7,7 @@
 #include <string>
 
 #include "drivers.hpp"
+#include "latent.hpp"
 #include "moe.hpp"
 #include "packed_matrix.hpp"
 #include "pool.hpp"
@@ -143,11 +144,13 @@ void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int6
             const Strides& key_strides, Address values, const Strides& value_strides, int64_t page_size,
             Address page_table, int64_t page_table_stride, Address query_start, int64_t queries_each, Address lengths,
             int64_t sequences, float scale, int64_t window, Address out) {
-    const Attention call{at<const float>(q),
-                         q_stride,
+    const Attention call{{{at<const float>(q), q_stride, head_dim, head_dim}, {}},
+                         sequences * queries_each,
                          at<float>(out),
+                         nullptr,
                          q_heads,
                          kv_heads,
+                         head_dim,
                          {plane(keys, key_strides), plane(values, value_strides), type, page_size, head_dim},
                          at<const int32_t>(page_table),
                          page_table_stride,
@@ -156,7 +159,8 @@ void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int6
                          at<const int32_t>(lengths),
                          sequences,
                          scale,
-                         window};
+                         window,
+                         1};
     run(kMany, [call] { run_attention(call); });
 }
 
@@ -237,4 +241,5 @@ NB_MODULE(_native, m) {
         .def("apply", &Mixture::apply, "x"_a, "ids"_a, "weights"_a, "tokens"_a, "top_k"_a, "out"_a);
     bind_sampling(m);
     bind_packed_matrix(m);
+    bind_latent(m);
 }

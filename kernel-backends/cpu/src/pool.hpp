@@ -6,6 +6,7 @@
 // as the gap between two kernels of one step, then sleep.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace tokenspeed {
@@ -25,6 +26,20 @@ template <class Body>
 void parallel_for(int64_t count, int threads, const Body& body) {
     run_pieces(
         count, threads, [](const void* context, int64_t index) { (*static_cast<const Body*>(context))(index); }, &body);
+}
+
+// Runs body(begin, end) over [0, count) in pieces of a multiple of `grain`, on `threads` threads; pieces per thread are
+// several, because cores are shared with other work and a late one must not hold the others for long.
+template <class Body>
+void over_ranges(int64_t count, int64_t grain, int threads, int64_t pieces_each, const Body& body) {
+    if (threads <= 1) {
+        if (count > 0) body(int64_t{0}, count);
+        return;
+    }
+    const int64_t grains = (count + grain - 1) / grain;
+    const int64_t piece = std::max<int64_t>(1, grains / (threads * pieces_each)) * grain;
+    const int64_t pieces = (count + piece - 1) / piece;
+    parallel_for(pieces, threads, [&](int64_t i) { body(i * piece, std::min(count, (i + 1) * piece)); });
 }
 
 }  // namespace tokenspeed

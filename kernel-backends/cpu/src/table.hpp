@@ -43,7 +43,7 @@ struct Cache {
 };
 
 // The running state of an attention over some keys, one entry per query row: maximum, sum of exponentials and the
-// unnormalised weighted sum of values [rows, head_dim].
+// unnormalised weighted sum of values [rows, value_dim].
 struct AttentionState {
     float* maximum;
     float* sum;
@@ -52,13 +52,19 @@ struct AttentionState {
 
 // One group of query rows against one KV head of one sequence.
 struct AttentionTile {
-    const float* queries;        // [rows, head_dim], scaled
+    const float* queries;        // [rows, key_dim], scaled
     const int64_t* row_starts;   // the first key that each row sees: 0 without a window; does not descend
     const int64_t* row_limits;   // the key behind the last one that it sees: its position + 1; does not descend
     const int32_t* pages;        // page table of the sequence; read from the page of the first row's start on
     int64_t rows;                // at most kMaxTileRows
     int64_t kv_head;
+    int64_t key_dim;
+    int64_t value_dim;           // where keys and values are one plane, a value is the first elements of a key
+    float* wide;                 // null, or room for a tile's keys and values as float32 (wide_floats), for many rows
 };
+
+// The floats that AttentionTile::wide needs, whatever the vector length.
+constexpr int64_t wide_floats(int64_t key_dim, int64_t value_dim) { return kKeyTile * (key_dim + value_dim + 32); }
 
 struct Prologue {
     float* q;
@@ -73,6 +79,34 @@ struct Prologue {
     float epsilon;
     const int64_t* slots;
     Cache cache;
+};
+
+// Latent attention: an entry of the cache is latent_dim elements and rotary_dim behind them, for all heads. Only the keys'
+// plane of the cache is used.
+constexpr int64_t kMaxLatentDim = 1024;
+constexpr int64_t kMaxRotaryDim = 256;
+
+struct LatentPrologue {
+    float* q;                 // heads of plain_dim + rotary_dim elements; the last are rotated
+    const float* compressed;  // [tokens, latent_dim + rotary_dim]
+    int64_t q_stride, compressed_stride;  // elements between tokens
+    int64_t q_heads, plain_dim, latent_dim, rotary_dim;
+    const int32_t* positions;
+    const float* cos_sin;      // [positions, rotary_dim]
+    const float* latent_norm;  // [latent_dim]
+    float epsilon;
+    const int64_t* slots;
+    Cache cache;
+};
+
+// Attention over parts of the keys, to become one: partials [parts, rows, dim], partial_lse [parts, rows], -infinity where a
+// part has no key. lse [rows] may be null.
+struct PartialMerge {
+    const float* partials;
+    const float* partial_lse;
+    float* out;  // [rows, dim]
+    float* lse;
+    int64_t parts, rows, dim;
 };
 
 // Products of bfloat16 weights with activations rounded to bfloat16.
@@ -115,6 +149,8 @@ struct KernelTable {
     void (*merge)(const AttentionState& into, const AttentionState& from, int64_t rows, int64_t head_dim);
     // out = accumulator / sum, zeros where nothing was seen.
     void (*finish)(const float* accumulator, float sum, float* out, int64_t head_dim);
+    void (*latent_prologue)(const LatentPrologue& call, int64_t token_begin, int64_t token_end);
+    void (*merge_partials)(const PartialMerge& call, int64_t row_begin, int64_t row_end);
 
     // Index of the largest value, the lowest one where several are equal. NaN is passed over; 0 where all are NaN.
     int64_t (*argmax)(const float* values, int64_t size);

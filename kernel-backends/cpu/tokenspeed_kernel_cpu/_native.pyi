@@ -2,6 +2,8 @@ from enum import Enum
 
 MAX_HEAD_DIM: int
 MAX_Q_PER_KV: int
+MAX_LATENT_DIM: int
+MAX_ROTARY_DIM: int
 
 class KvType(Enum):
     float32 = 0
@@ -117,6 +119,57 @@ def attend(
     out: int,
     /,
 ) -> None: ...
+def mla_prologue(
+    q: int,
+    q_stride: int,
+    q_heads: int,
+    plain_dim: int,
+    compressed: int,
+    compressed_stride: int,
+    latent_dim: int,
+    rotary_dim: int,
+    tokens: int,
+    positions: int,
+    cos_sin: int,
+    latent_norm: int,
+    epsilon: float,
+    type: KvType,
+    cache: int,
+    block_stride: int,
+    token_stride: int,
+    page_size: int,
+    slots: int,
+    /,
+) -> None: ...
+def mla_attend(
+    q_latent: int,
+    latent_token_stride: int,
+    latent_head_stride: int,
+    latent_dim: int,
+    q_rope: int,
+    rope_token_stride: int,
+    rope_head_stride: int,
+    rotary_dim: int,
+    tokens: int,
+    q_heads: int,
+    type: KvType,
+    cache: int,
+    block_stride: int,
+    token_stride: int,
+    page_size: int,
+    page_table: int,
+    page_table_stride: int,
+    query_start: int,
+    queries_each: int,
+    lengths: int,
+    sequences: int,
+    scale: float,
+    parts: int,
+    out: int,
+    lse: int,
+    /,
+) -> None: ...
+def merge_partials(partials: int, partial_lse: int, parts: int, rows: int, dim: int, out: int, lse: int, /) -> None: ...
 def sample(
     logits: int,
     rows: int,

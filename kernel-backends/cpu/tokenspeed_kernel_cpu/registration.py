@@ -7,6 +7,7 @@ from typing import Any
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
 from tokenspeed_kernel.ops.embedding import lookup_signature
 from tokenspeed_kernel.ops.gemm import linear_signature
+from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
@@ -16,7 +17,17 @@ from tokenspeed_kernel.records import load_records
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_cpu import _native, attention, elementwise, int8_linear, linear, moe, recording, sampling
+from tokenspeed_kernel_cpu import (
+    _native,
+    attention,
+    elementwise,
+    int8_linear,
+    latent,
+    linear,
+    moe,
+    recording,
+    sampling,
+)
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
 
 SOLUTION = "cpu_native"
@@ -86,6 +97,12 @@ _READ: dict[str, TraitBound] = {
     "windowed": one_of(False, True),
 }
 
+_LATENT: dict[str, TraitBound] = {
+    "latent_dim": Range(1, _native.MAX_LATENT_DIM),
+    "rotary_dim": MultipleOf(2, _native.MAX_ROTARY_DIM),
+}
+_LATENT_READ: dict[str, TraitBound] = {**_LATENT, PAGE_SIZE_TRAIT: MultipleOf(1)}
+
 
 def _register(
     operation: str,
@@ -148,6 +165,11 @@ def register() -> None:
     _register("attention.gqa_prologue", attention.gqa_prologue, _ATTENTION, {**_HEADS, "qk_norm": one_of(False, True)})
     _register("attention.decode", attention.decode, _ATTENTION, _READ, version="2")
     _register("attention.extend", attention.extend, _ATTENTION, _READ, version="2")
+    _register("attention.mla_prologue", latent.mla_prologue, _ATTENTION, {**_LATENT, "plain_dim": Range(1)})
+    _register("attention.mla_decode", latent.mla_decode, _ATTENTION, _LATENT_READ)
+    _register("attention.mla_decode_partial", latent.mla_decode_partial, _ATTENTION, _LATENT_READ)
+    _register("attention.mla_extend", latent.mla_extend, _ATTENTION, _LATENT_READ)
+    _register("attention.merge_partials", latent.merge_partials, frozenset({MERGE_SIGNATURE}), {"head_dim": Range(1)})
     _register("sampling.sample", sampling.sample, _SAMPLING)
     _register("sampling.apply_penalties", sampling.apply_penalties, _SAMPLING)
     _register("sampling.logprobs", sampling.logprobs, _SAMPLING)

@@ -1,8 +1,11 @@
-// Paged grouped-query attention and the prologue that writes the cache.
+// Paged attention: grouped-query, and latent, where keys and values are one plane and all heads share it.
 //
 // The keys of a sequence are cut into splits of kKeySplit and those into tiles of kKeyTile, both counted from position 0.
 // A split is an online softmax over its tiles, splits are merged in sequence order. What a query row computes depends on
 // its position and the keys only: not on how many rows share the pass, how a prompt was chunked, or how many threads work.
+//
+// Many query rows have a tile's keys and values widened to float32 once, in memory of the second-level cache; few rows widen
+// them in registers. The arithmetic is the same.
 //
 // With a window a row begins at the tile that its first key lies in. Tiles and pages before the first row's window are not
 // looked at; their entries of the page table may be anything.
@@ -10,77 +13,21 @@
 namespace tokenspeed::TOKENSPEED_ISA {
 namespace {
 
-// Heads are rotated in place: pair (i, i + dim/2) by the angle of the position.
-inline void rotate(float* head, const float* cos_sin, int64_t dim) {
-    const int64_t half = dim / 2;
-    for (int64_t i = 0; i < half; i += kLanes) {
-        const int64_t count = smaller(kLanes, half - i);
-        Vec cosine = load_first(cos_sin + i, count);
-        Vec sine = load_first(cos_sin + half + i, count);
-        Vec low = load_first(head + i, count);
-        Vec high = load_first(head + half + i, count);
-        store_first(head + i, sub(mul(low, cosine), mul(high, sine)), count);
-        store_first(head + half + i, add(mul(high, cosine), mul(low, sine)), count);
-    }
-}
-
-template <class Type>
-void write_head(const CachePlane& plane, int64_t block, int64_t head, int64_t offset, const float* source, int64_t dim) {
-    auto* target = (typename Type::Element*)plane.data + block * plane.block_stride + head * plane.head_stride +
-                   offset * plane.token_stride;
-    for (int64_t i = 0; i < dim; i += kLanes) {
-        const int64_t count = smaller(kLanes, dim - i);
-        Type::store_first(target + i, load_first(source + i, count), count);
-    }
-}
-
-template <class Type>
-void prologue_type(const Prologue& call, int64_t begin, int64_t end) {
-    const int64_t dim = call.cache.head_dim;
-    for (int64_t token = begin; token < end; ++token) {
-        const float* angles = call.cos_sin + (int64_t)call.positions[token] * dim;
-        for (int64_t head = 0; head < call.q_heads; ++head) {
-            float* q = call.q + token * call.q_stride + head * dim;
-            if (call.q_norm) rms_norm(q, nullptr, call.q_norm, call.epsilon, q, 1, dim);
-            rotate(q, angles, dim);
-        }
-        const int64_t slot = call.slots[token];
-        if (slot < call.cache.page_size) continue;  // padding: block 0 is never read, so nothing need be written
-        const int64_t block = slot / call.cache.page_size;
-        const int64_t offset = slot % call.cache.page_size;
-        for (int64_t head = 0; head < call.kv_heads; ++head) {
-            float key[kMaxHeadDim];
-            const float* source = call.k + token * call.k_stride + head * dim;
-            if (call.k_norm)
-                rms_norm(source, nullptr, call.k_norm, call.epsilon, key, 1, dim);
-            else
-                memcpy(key, source, (size_t)dim * sizeof(float));
-            rotate(key, angles, dim);
-            write_head<Type>(call.cache.keys, block, head, offset, key, dim);
-            const float* value = call.v + token * call.v_stride + head * dim;
-            write_head<Type>(call.cache.values, block, head, offset, value, dim);
-        }
-    }
-}
-
-void prologue(const Prologue& call, int64_t begin, int64_t end) {
-    switch (call.cache.type) {
-        case KvType::kFloat32: return prologue_type<Float32>(call, begin, end);
-        case KvType::kBFloat16: return prologue_type<BFloat16>(call, begin, end);
-        case KvType::kFloat16: return prologue_type<Float16>(call, begin, end);
-    }
-}
+// Loops over the sums of a register tile are unrolled by request: only then do the sums stay in registers throughout.
+#define TOKENSPEED_UNROLLED _Pragma("GCC unroll 8")
 
 // scores[r * kKeyTile + j] = query row r . key j, for Rows rows and four keys.
 template <class Type, int Rows>
 void score_four(const float* queries, const typename Type::Element* const* keys, int64_t dim, float* scores) {
     Vec sums[Rows][4];
+    TOKENSPEED_UNROLLED
     for (int r = 0; r < Rows; ++r)
         for (int j = 0; j < 4; ++j) sums[r][j] = zero();
     const int64_t whole = dim / kLanes * kLanes;
     for (int64_t d = 0; d < whole; d += kLanes) {
         Vec key[4];
         for (int j = 0; j < 4; ++j) key[j] = Type::load(keys[j] + d);
+        TOKENSPEED_UNROLLED
         for (int r = 0; r < Rows; ++r) {
             Vec query = load(queries + r * dim + d);
             for (int j = 0; j < 4; ++j) sums[r][j] = fma(query, key[j], sums[r][j]);
@@ -88,11 +35,13 @@ void score_four(const float* queries, const typename Type::Element* const* keys,
     }
     if (whole < dim) {
         const int64_t count = dim - whole;
+        TOKENSPEED_UNROLLED
         for (int r = 0; r < Rows; ++r) {
             Vec query = load_first(queries + r * dim + whole, count);
             for (int j = 0; j < 4; ++j) sums[r][j] = fma(query, Type::load_first(keys[j] + whole, count), sums[r][j]);
         }
     }
+    TOKENSPEED_UNROLLED
     for (int r = 0; r < Rows; ++r) sum_four(sums[r][0], sums[r][1], sums[r][2], sums[r][3], scores + r * kKeyTile);
 }
 
@@ -105,12 +54,22 @@ void score_rest(const float* queries, int64_t rows, const typename Type::Element
     }
 }
 
-// accumulator[r, d .. d + Vectors * kLanes) = accumulator * factor[r] + sum over keys of weight[r, j] * value[j].
+// Neighbouring query rows that see the same keys [first, end) of a tile.
+struct Run {
+    int64_t row;
+    int64_t rows;  // at most kAttentionRows
+    int64_t first;
+    int64_t end;
+};
+
+// accumulator[r, d .. d + Vectors * kLanes) = accumulator * factor[r] + sum over keys of weight[r, j] * value[j], where
+// `weights`, `factors`, `values` and `accumulator` begin at the run's first row and key.
 template <class Type, int Rows, int Vectors, bool Tail>
 void weigh_values(const float* weights, const float* factors, const typename Type::Element* const* values, int64_t keys,
                   float* accumulator, int64_t dim, int64_t d) {
     const int64_t count = dim - d;  // used where Tail
     Vec sums[Rows][Vectors];
+    TOKENSPEED_UNROLLED
     for (int r = 0; r < Rows; ++r)
         for (int v = 0; v < Vectors; ++v) {
             const float* p = accumulator + r * dim + d + v * kLanes;
@@ -120,11 +79,13 @@ void weigh_values(const float* weights, const float* factors, const typename Typ
         Vec value[Vectors];
         for (int v = 0; v < Vectors; ++v)
             value[v] = Tail ? Type::load_first(values[j] + d, count) : Type::load(values[j] + d + v * kLanes);
+        TOKENSPEED_UNROLLED
         for (int r = 0; r < Rows; ++r) {
             Vec weight = set(weights[r * kKeyTile + j]);
             for (int v = 0; v < Vectors; ++v) sums[r][v] = fma(weight, value[v], sums[r][v]);
         }
     }
+    TOKENSPEED_UNROLLED
     for (int r = 0; r < Rows; ++r)
         for (int v = 0; v < Vectors; ++v) {
             float* p = accumulator + r * dim + d + v * kLanes;
@@ -135,20 +96,35 @@ void weigh_values(const float* weights, const float* factors, const typename Typ
         }
 }
 
-template <class Type, int Rows>
-void weigh_rest(int64_t rows, const float* weights, const float* factors, const typename Type::Element* const* values,
-                int64_t keys, float* accumulator, int64_t dim) {
+template <class Type, int Rows, int Vectors, bool Tail>
+void weigh_rest(const Run& run, const float* weights, const float* factors, const typename Type::Element* const* values,
+                float* accumulator, int64_t dim, int64_t d) {
     if constexpr (Rows > 0) {
-        if (rows != Rows)
-            return weigh_rest<Type, Rows - 1>(rows, weights, factors, values, keys, accumulator, dim);
-        int64_t d = 0;
-        for (; d + 4 * kLanes <= dim; d += 4 * kLanes)
-            weigh_values<Type, Rows, 4, false>(weights, factors, values, keys, accumulator, dim, d);
-        for (; d + kLanes <= dim; d += kLanes)
-            weigh_values<Type, Rows, 1, false>(weights, factors, values, keys, accumulator, dim, d);
-        if (d < dim) weigh_values<Type, Rows, 1, true>(weights, factors, values, keys, accumulator, dim, d);
+        if (run.rows != Rows)
+            return weigh_rest<Type, Rows - 1, Vectors, Tail>(run, weights, factors, values, accumulator, dim, d);
+        weigh_values<Type, Rows, Vectors, Tail>(weights + run.row * kKeyTile + run.first, factors + run.row,
+                                                values + run.first, run.end - run.first, accumulator + run.row * dim, dim,
+                                                d);
     }
 }
+
+// All runs over one range of columns after the other: the values' columns stay in the first-level cache for all rows.
+template <class Type>
+void weigh(const Run* runs, int64_t count, const float* weights, const float* factors,
+           const typename Type::Element* const* values, float* accumulator, int64_t dim) {
+    int64_t d = 0;
+    for (; d + 4 * kLanes <= dim; d += 4 * kLanes)
+        for (int64_t i = 0; i < count; ++i)
+            weigh_rest<Type, kAttentionRows, 4, false>(runs[i], weights, factors, values, accumulator, dim, d);
+    for (; d + kLanes <= dim; d += kLanes)
+        for (int64_t i = 0; i < count; ++i)
+            weigh_rest<Type, kAttentionRows, 1, false>(runs[i], weights, factors, values, accumulator, dim, d);
+    if (d < dim)
+        for (int64_t i = 0; i < count; ++i)
+            weigh_rest<Type, kAttentionRows, 1, true>(runs[i], weights, factors, values, accumulator, dim, d);
+}
+
+#undef TOKENSPEED_UNROLLED
 
 // Turns the scores of one row, of the keys [first, end) of a tile, into weights, in place; returns the factor for what was
 // accumulated before.
@@ -171,7 +147,17 @@ inline float soften(float* scores, int64_t first, int64_t end, float& best, floa
     return factor;
 }
 
-// Keys and values of positions [begin, begin + count) of a sequence.
+// A tile of keys: the positions [begin + skipped, begin + count) of a sequence, where they lie.
+template <class Type>
+struct KeyTile {
+    using Element = typename Type::Element;
+    int64_t begin;
+    int64_t skipped;
+    int64_t count;  // 0 or less: no keys
+    const Element* keys[kKeyTile];
+    const Element* values[kKeyTile];
+};
+
 template <class Element>
 void locate(const CachePlane& plane, const Cache& cache, const AttentionTile& tile, int64_t begin, int64_t count,
             const Element** pointers) {
@@ -184,52 +170,110 @@ void locate(const CachePlane& plane, const Cache& cache, const AttentionTile& ti
     }
 }
 
+// Finds the keys of [start, end) that lie in the tile at `begin`.
+template <class Type>
+void find_keys(const Cache& cache, const AttentionTile& tile, int64_t begin, int64_t start, int64_t end,
+               KeyTile<Type>& found) {
+    const int64_t skipped = larger(0, start - begin);
+    const int64_t count = smaller(kKeyTile, end - begin);
+    found.begin = begin;
+    found.skipped = skipped;
+    found.count = count;
+    if (count <= skipped) return;
+    locate(cache.keys, cache, tile, begin + skipped, count - skipped, found.keys + skipped);
+    locate(cache.values, cache, tile, begin + skipped, count - skipped, found.values + skipped);
+}
+
+template <class Element>
+inline void ask_for(const Element* p, int64_t dim) {
+    const char* first = (const char*)p;
+    for (int64_t byte = 0; byte < dim * (int64_t)sizeof(Element); byte += 64) __builtin_prefetch(first + byte, 0, 2);
+}
+
+// One step of the online softmax of all rows. While the first rows are scored, the keys and values of `next` are asked for:
+// a page is a short stream that the processor's own prefetcher loses at its end.
+template <class Type, class NextType>
+void attend_tile(const AttentionTile& tile, KeyTile<Type>& now, const KeyTile<NextType>& next, bool one_plane,
+                 const AttentionState& state) {
+    float scores[kMaxTileRows * kKeyTile];
+    float factors[kMaxTileRows];
+    Run runs[kMaxTileRows];
+    const int64_t scored = now.skipped / 4 * 4;
+    for (int64_t j = scored; j < now.skipped; ++j) now.keys[j] = now.keys[now.skipped];  // these are scored, then masked
+    for (int64_t j = now.count; j % 4 != 0; ++j) now.keys[j] = now.keys[now.count - 1];
+    for (int64_t r = 0; r < tile.rows; r += kAttentionRows) {
+        const int64_t rows = smaller(kAttentionRows, tile.rows - r);
+        for (int64_t j = scored; j < now.count; j += 4) {
+            for (int64_t i = j; r == 0 && i < smaller(j + 4, next.count); ++i) {
+                ask_for(next.keys[i], tile.key_dim);
+                if (!one_plane) ask_for(next.values[i], tile.value_dim);
+            }
+            score_rest<Type, kAttentionRows>(tile.queries + r * tile.key_dim, rows, now.keys + j, tile.key_dim,
+                                             scores + r * kKeyTile + j);
+        }
+    }
+    // Rows are taken together while they see the same keys of this tile: a weight of zero must not meet a value that the
+    // row may not see.
+    int64_t count = 0;
+    for (int64_t r = 0; r < tile.rows; ++r) {
+        const int64_t first = larger(0, tile.row_starts[r] - now.begin);
+        const int64_t end = smaller(kKeyTile, tile.row_limits[r] - now.begin);
+        if (first >= end) continue;
+        factors[r] = soften(scores + r * kKeyTile, first, end, state.maximum[r], state.sum[r]);
+        Run& last = runs[count > 0 ? count - 1 : 0];
+        if (count > 0 && last.row + last.rows == r && last.rows < kAttentionRows && last.first == first && last.end == end)
+            ++last.rows;
+        else
+            runs[count++] = {r, 1, first, end};
+    }
+    weigh<Type>(runs, count, scores, factors, now.values, state.accumulator, tile.value_dim);
+}
+
+// Copies the keys and values of a tile as float32 to `memory`, once for all rows.
+template <class Type>
+void widen(const KeyTile<Type>& from, const AttentionTile& tile, bool one_plane, float* memory, KeyTile<Float32>& to) {
+    to.begin = from.begin;
+    to.skipped = from.skipped;
+    to.count = from.count;
+    const auto copy = [&](const typename Type::Element* const* rows, int64_t dim, const float** copies) {
+        const int64_t stride = (dim + kLanes - 1) / kLanes * kLanes;
+        for (int64_t j = from.skipped; j < from.count; ++j, memory += stride) {
+            for (int64_t d = 0; d < dim; d += kLanes) {
+                const int64_t count = smaller(kLanes, dim - d);
+                store(memory + d, count == kLanes ? Type::load(rows[j] + d) : Type::load_first(rows[j] + d, count));
+            }
+            copies[j] = memory;
+        }
+    };
+    copy(from.keys, tile.key_dim, to.keys);
+    if (one_plane)
+        memcpy(to.values, to.keys, sizeof to.keys);
+    else
+        copy(from.values, tile.value_dim, to.values);
+}
+
 template <class Type>
 void attend_type(const Cache& cache, const AttentionTile& tile, int64_t split, const AttentionState& state) {
-    using Element = typename Type::Element;
-    const int64_t dim = cache.head_dim;
     for (int64_t r = 0; r < tile.rows; ++r) {
         state.maximum[r] = -__builtin_inff();
         state.sum[r] = 0.0f;
     }
-    memset(state.accumulator, 0, (size_t)(tile.rows * dim) * sizeof(float));
+    memset(state.accumulator, 0, (size_t)(tile.rows * tile.value_dim) * sizeof(float));
     const int64_t start = larger(tile.row_starts[0], split * kKeySplit);
     const int64_t end = smaller(tile.row_limits[tile.rows - 1], (split + 1) * kKeySplit);
-    float scores[kMaxTileRows * kKeyTile];
-    float factors[kMaxTileRows];
-    const Element* keys[kKeyTile];
-    const Element* values[kKeyTile];
-    for (int64_t begin = start / kKeyTile * kKeyTile; begin < end; begin += kKeyTile) {
-        const int64_t skipped = larger(0, start - begin);
-        const int64_t count = smaller(kKeyTile, end - begin);
-        locate(cache.keys, cache, tile, begin + skipped, count - skipped, keys + skipped);
-        locate(cache.values, cache, tile, begin + skipped, count - skipped, values + skipped);
-        const int64_t scored = skipped / 4 * 4;
-        for (int64_t j = scored; j < skipped; ++j) keys[j] = keys[skipped];  // these are scored, then masked
-        for (int64_t j = count; j % 4 != 0; ++j) keys[j] = keys[count - 1];
-        for (int64_t r = 0; r < tile.rows; r += kAttentionRows) {
-            const int64_t rows = smaller(kAttentionRows, tile.rows - r);
-            for (int64_t j = scored; j < count; j += 4)
-                score_rest<Type, kAttentionRows>(tile.queries + r * dim, rows, keys + j, dim, scores + r * kKeyTile + j);
-        }
-        // Rows are taken together while they see the same keys of this tile: a weight of zero must not meet a value
-        // that the row may not see.
-        for (int64_t r = 0; r < tile.rows;) {
-            const int64_t first = larger(0, tile.row_starts[r] - begin);
-            const int64_t behind = smaller(kKeyTile, tile.row_limits[r] - begin);
-            int64_t rows = 0;
-            while (rows < kAttentionRows && r + rows < tile.rows &&
-                   larger(0, tile.row_starts[r + rows] - begin) == first &&
-                   smaller(kKeyTile, tile.row_limits[r + rows] - begin) == behind) {
-                if (first < behind)
-                    factors[rows] = soften(scores + (r + rows) * kKeyTile, first, behind, state.maximum[r + rows],
-                                           state.sum[r + rows]);
-                ++rows;
-            }
-            if (first < behind)
-                weigh_rest<Type, kAttentionRows>(rows, scores + r * kKeyTile + first, factors, values + first,
-                                                 behind - first, state.accumulator + r * dim, dim);
-            r += rows;
+    if (start >= end) return;
+    const bool one_plane = cache.keys.data == cache.values.data;
+    KeyTile<Type> tiles[2];
+    KeyTile<Float32> wide;
+    int64_t begin = start / kKeyTile * kKeyTile;
+    find_keys(cache, tile, begin, start, end, tiles[0]);
+    for (int now = 0; begin < end; begin += kKeyTile, now = 1 - now) {
+        find_keys(cache, tile, begin + kKeyTile, start, end, tiles[1 - now]);
+        if (tile.wide) {
+            widen(tiles[now], tile, one_plane, tile.wide, wide);
+            attend_tile(tile, wide, tiles[1 - now], one_plane, state);
+        } else {
+            attend_tile(tile, tiles[now], tiles[1 - now], one_plane, state);
         }
     }
 }
@@ -270,6 +314,45 @@ void finish(const float* accumulator, float total, float* out, int64_t dim) {
     for (int64_t d = 0; d < dim; d += kLanes) {
         const int64_t count = smaller(kLanes, dim - d);
         store_first(out + d, mul(load_first(accumulator + d, count), set(factor)), count);
+    }
+}
+
+// A part that is alone is copied: it must come out bit by bit. What an empty part holds is not looked at.
+void merge_partials(const PartialMerge& call, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+        float best = -__builtin_inff();
+        int64_t used = 0;
+        int64_t alone = 0;
+        for (int64_t part = 0; part < call.parts; ++part) {
+            const float lse = call.partial_lse[part * call.rows + row];
+            if (lse == -__builtin_inff()) continue;
+            ++used;
+            alone = part;
+            if (!(lse <= best)) best = lse;  // a NaN goes through to the output
+        }
+        float* out = call.out + row * call.dim;
+        if (call.lse && used <= 1) call.lse[row] = best;
+        if (used == 1 && out != call.partials + (alone * call.rows + row) * call.dim)
+            memcpy(out, call.partials + (alone * call.rows + row) * call.dim, (size_t)call.dim * sizeof(float));
+        if (used == 0) memset(out, 0, (size_t)call.dim * sizeof(float));
+        if (used <= 1) continue;
+        float total = 0.0f;
+        for (int64_t part = 0; part < call.parts; ++part)
+            total += exponential(call.partial_lse[part * call.rows + row] - best);
+        if (call.lse) call.lse[row] = best + __builtin_logf(total);
+        bool first = true;
+        for (int64_t part = 0; part < call.parts; ++part) {
+            const float lse = call.partial_lse[part * call.rows + row];
+            if (lse == -__builtin_inff()) continue;
+            const Vec weight = set(exponential(lse - best) / total);
+            const float* partial = call.partials + (part * call.rows + row) * call.dim;
+            for (int64_t d = 0; d < call.dim; d += kLanes) {
+                const int64_t count = smaller(kLanes, call.dim - d);
+                const Vec sum = first ? zero() : load_first(out + d, count);
+                store_first(out + d, fma(weight, load_first(partial + d, count), sum), count);
+            }
+            first = false;
+        }
     }
 }
 

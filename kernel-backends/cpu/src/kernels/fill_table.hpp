@@ -5,7 +5,7 @@ namespace tokenspeed::TOKENSPEED_ISA {
 extern const KernelTable kTable;
 const KernelTable kTable = {
     TOKENSPEED_ISA_NAME, nullptr, nullptr, linear_scratch, linear, decode_row, rms_norm, silu_and_mul, prologue,
-    attend, merge, finish, argmax, has_nan, maximum, shifted_exp,
+    attend, merge, finish, latent_prologue, merge_partials, argmax, has_nan, maximum, shifted_exp,
     clamped_swiglu,
 };
 

@@ -16,7 +16,7 @@ using Mask = __mmask16;
 
 constexpr int kLanes = 16;
 constexpr int kLinearTokens = 6;     // tokens of one register tile of the blocked product (4 rows each)
-constexpr int kAttentionRows = 4;    // query rows of one register tile
+constexpr int kAttentionRows = 6;    // query rows of one register tile
 constexpr int kDirectTokens = 8;     // largest batch that multiplies straight from the packed weights
 
 inline Mask first(int64_t count) { return static_cast<Mask>((1u << count) - 1u); }
