@@ -7,6 +7,7 @@
 
 #include "drivers.hpp"
 #include "packing.hpp"
+#include "recording.hpp"
 #include "weight_formats.hpp"
 
 namespace tokenspeed {

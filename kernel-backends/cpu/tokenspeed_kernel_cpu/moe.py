@@ -51,13 +51,9 @@ def make_experts(
     the weights."""
     follow_torch()
     biases = [None if bias is None else bias.contiguous() for bias in (gate_up_bias, down_bias)]
-    run = _native.Mixture(
-        _matrix(gate_up),
-        _matrix(down),
-        *(0 if bias is None else bias.data_ptr() for bias in biases),
-        activation.alpha,
-        activation.limit,
-    ).apply
+    of_gate_up, of_down = (0 if bias is None else bias.data_ptr() for bias in biases)
+    mixture = _native.Mixture(_matrix(gate_up), _matrix(down), of_gate_up, of_down, activation.alpha, activation.limit)
+    run = mixture.apply
     hidden = gate_up.shape[1]
     count = down.shape[0] // hidden
 
