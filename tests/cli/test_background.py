@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tokenspeed.cli import background
+from tokenspeed.cli.temporary_server import temporary_server
+
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
@@ -59,3 +62,17 @@ def test_a_background_start_that_fails_says_why(environment: dict[str, str], tmp
     assert done.returncode == 2
     assert "SomethingElse" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_an_interrupted_start_leaves_no_temporary_server(
+    own_machine: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(background.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt), temporary_server(["serve", "smollm2-135m", "--profile", "smoke"], "smoke"):
+        pytest.fail("it is not ready at once")
+    pid = re.search(r"pid (\d+)", capfd.readouterr().err)
+    assert pid is not None
+    assert not Path(f"/proc/{pid[1]}").exists()

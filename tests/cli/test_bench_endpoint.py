@@ -75,6 +75,7 @@ async def test_answers_have_the_servers_counts() -> None:
         endpoint.wire.close()
     assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (4, 5, 2)
     assert (answer.conversation, answer.turn, answer.text, answer.finish_reason) == (3, 2, "word " * 5, "length")
+    assert answer.asked == 5
     assert len(answer.arrivals) == 5 == shown[-1]
     assert answer.scheduled == answer.sent <= answer.arrivals[0] <= answer.arrivals[-1] <= answer.ended
 

@@ -38,7 +38,9 @@ def answers(count: int, turns: int = 1) -> list[Answer]:
         first = number / 2 + 0.1 + number / 100
         arrivals = [first + token * (0.02 + number / 1000) for token in range(5)]
         made.append(
-            Answer(number / 2, number / 2 + 0.001, arrivals, arrivals[-1], number // turns, number % turns, 100, 5, 40)
+            Answer(
+                number / 2, number / 2 + 0.001, arrivals, arrivals[-1], number // turns, number % turns, 5, 100, 5, 40
+            )
         )
     return made
 
@@ -179,7 +181,7 @@ SHAPE = {
             "load": "str", "concurrency": "int", "rate": "NoneType", "seconds": "float", "requests": "int",
             "completed": "int", "cut_off": "int", "errors": {}, "error_details": {}, "requests_per_s": "float",
             "input_tokens_per_s": "float", "output_tokens_per_s": "float", "tokens_per_s_per_user": "float",
-            "peak_concurrency": "int", "input_tokens": "int", "output_tokens": "int", "chunks": "int",
+            "peak_concurrency": "int", "input_tokens": "int", "output_tokens": "int", "short": "int", "chunks": "int",
             "cached_share": "float",
             **{f"{name}_ms": {"count": "int", **FIGURES} for name in ("ttft", "tpot", "itl", "e2e", "lateness")},
             "client_cpu": "float",

@@ -95,6 +95,12 @@ def test_the_whole_ends_with_the_last_token_and_not_with_the_stream() -> None:
     assert summarize(Outcome(0, answers=[answer(1, 1, ended=99.0)]), load="").e2e_ms.p50 == 5000
 
 
+def test_answers_that_ended_early_are_counted() -> None:
+    answers = [answer(1, 1, asked=5), answer(1, 1, asked=6), answer(1, 1, asked=9, completion_tokens=None)]
+    # Where the server does not count, a chunk may be several tokens.
+    assert summarize(Outcome(0, answers=answers), load="").short == 1
+
+
 def test_turns_are_told_apart_with_what_came_from_a_cache() -> None:
     answers = [
         answer(1, 1, turn=0, cached_tokens=None),

@@ -116,6 +116,7 @@ def test_a_first_token_without_text_has_come() -> None:
         ([b"[DONE]"], "no tokens"),
         ([b"{", b"[DONE]"], "stream broken"),
         ([b'{"error": {"message": "gone"}}', b"[DONE]"], "error event"),
+        ([b'{"choices": [{"text": "x"}]}', b'{"object": "error", "message": "gone"}', b"[DONE]"], "error event"),
     ],
 )
 def test_a_stream_that_fails_says_how(events: list[bytes], kind: str) -> None:
@@ -152,7 +153,7 @@ async def test_connections_are_used_again_and_replaced_once_the_server_has_close
     async with listening(answering(connections, answers=2)) as url:
         wire = Wire(url, "key")
         for _ in range(5):
-            assert (await wire.fetch("GET", "/ready"))[:2] == (200, b"ok")
+            assert await wire.fetch("GET", "/ready") == (200, b"ok")
         wire.close()
     assert connections == ["GET /base/ready HTTP/1.1"] * 3
 
@@ -167,6 +168,18 @@ async def test_a_server_that_hangs_up_is_a_lost_connection() -> None:
         with pytest.raises(WireError, match="connection lost") as raised:
             await Wire(url).fetch("GET", "/")
     assert raised.value.kind == "connection lost"
+
+
+async def test_a_server_without_tls_is_told_apart_from_one_that_refuses() -> None:
+    async def speak_plainly(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with listening(speak_plainly) as url:
+        with pytest.raises(WireError, match=r"no connection: .*SSL"):
+            await Wire(url.replace("http:", "https:")).fetch("GET", "/")
+    with pytest.raises(WireError, match="no connection: Connection refused"):
+        await Wire(url).fetch("GET", "/")
 
 
 @pytest.mark.parametrize(

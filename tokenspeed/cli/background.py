@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from tokenspeed.cli.output import say
 from tokenspeed.cli.servers import log_path
@@ -17,8 +18,12 @@ LINES_AFTER_READY = 2
 """The curl line, and how to watch."""
 
 
-def spawn_detached(arguments: list[str], port: int) -> int:
-    """Starts this very command in the background on ``port``, waits until it is ready, and returns the exit code."""
+def spawn_detached(arguments: list[str], port: int, *, outlives: bool = True) -> int:
+    """Starts this very command in the background on ``port``, waits until it is ready, and returns the exit code.
+
+    Args:
+        outlives: whether it goes on where this process is interrupted while it waits.
+    """
     path = log_path(port)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():  # a server that is being replaced still writes to it
@@ -30,6 +35,16 @@ def spawn_detached(arguments: list[str], port: int) -> int:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
     say(f"starting in the background, pid {process.pid}; log: {path}")
+    try:
+        return _await_ready(process, path)
+    except KeyboardInterrupt:
+        if not outlives:
+            process.terminate()
+            process.wait()
+        raise
+
+
+def _await_ready(process: "subprocess.Popen[bytes]", path: Path) -> int:
     while process.poll() is None:
         lines = path.read_text(errors="replace").splitlines()
         ready = next((index for index, line in enumerate(lines) if says_ready(line)), None)

@@ -22,7 +22,7 @@ def temporary_server(arguments: list[str], name: str) -> Iterator[str]:
     """
     port = claim_port("127.0.0.1", 0)
     with redirect_stdout(sys.stderr):  # standard output is the report's
-        code = spawn_detached(arguments, port)
+        code = spawn_detached(arguments, port, outlives=False)
     if code != 0:
         raise ServerError(f"the server of {name} did not start; see above, and tokenspeed logs --port {port}")
     record = next(record for record in running_servers() if record.port == port)

@@ -16,12 +16,14 @@ class Request:
     Attributes:
         path: of the API, from the server's root.
         payload: the JSON body.
+        tokens: how many are to be generated.
         conversation: which one it belongs to.
         turn: its place in the conversation, from 0.
     """
 
     path: str
     payload: bytes
+    tokens: int = 0
     conversation: int = 0
     turn: int = 0
 
@@ -34,6 +36,7 @@ class Answer:
         scheduled: when it was due; latencies count from here, so that a client that is late does not flatter a server
             that made it late (coordinated omission).
         sent: when the client got to it.
+        asked: how many tokens were to be generated.
         arrivals: when each chunk with text came, the first also where its text is half a character.
         ended: when the stream ended, or broke.
         prompt_tokens, completion_tokens, cached_tokens: as the server counts; None where it does not say.
@@ -48,6 +51,7 @@ class Answer:
     ended: float = 0.0
     conversation: int = 0
     turn: int = 0
+    asked: int = 0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
@@ -55,6 +59,11 @@ class Answer:
     error: str = ""
     detail: str = ""
     text: str = ""
+
+    @classmethod
+    def to(cls, request: Request, scheduled: float, sent: float) -> "Answer":
+        """An answer to a request, of which nothing has come yet."""
+        return cls(scheduled, sent, conversation=request.conversation, turn=request.turn, asked=request.tokens)
 
     @property
     def ok(self) -> bool:
@@ -116,6 +125,8 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
+    object: str = ""
+    message: str = ""
 
 
 _DECODER = msgspec.json.Decoder(_Chunk)
@@ -161,8 +172,8 @@ class StreamReader:
         except msgspec.MsgspecError as error:
             self._fail("stream broken", f"an event cannot be read ({error}): {data[:200].decode(errors='replace')}")
             return
-        if chunk.error is not None:
-            self._fail("error event", str(chunk.error)[:300])
+        if chunk.error is not None or chunk.object == "error":  # the second way is that of older servers
+            self._fail("error event", str(chunk.error or chunk.message)[:300])
         if chunk.usage is not None:
             self._count(chunk.usage)
         for choice in chunk.choices:

@@ -86,7 +86,8 @@ class Endpoint:
             body["stream_options"] = {"include_usage": True}
         if self.abilities.exact_lengths:
             body |= _EXACT | {_MINIMUM: tokens}
-        return Request(path=PATHS[api], payload=msgspec.json.encode(body), conversation=conversation, turn=turn)
+        payload = msgspec.json.encode(body)
+        return Request(path=PATHS[api], payload=payload, tokens=tokens, conversation=conversation, turn=turn)
 
     async def send(
         self, request: Request, scheduled: float | None = None, watch: Callable[[Answer], None] | None = None
@@ -99,9 +100,7 @@ class Endpoint:
         """
         clock = asyncio.get_running_loop().time
         sent = clock()
-        answer = Answer(
-            sent if scheduled is None else scheduled, sent, conversation=request.conversation, turn=request.turn
-        )
+        answer = Answer.to(request, sent if scheduled is None else scheduled, sent)
         events, refusal = StreamReader(answer, clock), bytearray()
 
         def take(reader: MessageReader, data: bytes) -> None:
@@ -154,7 +153,7 @@ class Endpoint:
         payload = b"" if body is None else msgspec.json.encode(body)
         try:
             async with asyncio.timeout(_LOOK_S):
-                status, data, _ = await self.wire.fetch(method, path, payload)
+                status, data = await self.wire.fetch(method, path, payload)
         except WireError as error:
             raise ServerError(f"{self.url}{path}: {error}; tokenspeed status shows your servers") from error
         except TimeoutError:

@@ -79,7 +79,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Summary:
-    """One load. Throughputs are of what was answered well, over the time from the first request to the last answer."""
+    """One load. Throughputs are of what was answered well, over the time from the first request to the last answer.
+
+    ``short`` answers ended before they had the tokens that were asked for.
+    """
 
     load: str
     concurrency: int | None
@@ -97,6 +100,7 @@ class Summary:
     peak_concurrency: int
     input_tokens: int | None
     output_tokens: int
+    short: int
     chunks: int
     cached_share: float | None
     ttft_ms: Figures
@@ -171,6 +175,7 @@ def summarize(
         peak_concurrency=peak_concurrency(answers),
         input_tokens=prompts,
         output_tokens=generated,
+        short=sum(answer.completion_tokens is not None and answer.tokens < answer.asked for answer in good),
         chunks=sum(len(answer.arrivals) for answer in good),
         cached_share=_cached_share(good),
         ttft_ms=Figures.of(answer.first_token_s for answer in good),

@@ -132,6 +132,8 @@ def _remarks(summaries: Sequence[Summary]) -> list[str]:
             lines.append(f"failed at {summary.load}: {count} x {kind}: {summary.error_details[kind]}")
         if summary.cut_off:
             lines.append(f"cut off at {summary.load}: {summary.cut_off} open requests, which count nowhere")
+        if summary.short:
+            lines.append(f"at {summary.load} {summary.short} answers ended before the length that was asked for")
         if summary.client_limited:
             lines.append(f"the client was the limit at {summary.load}: {summary.client_limited}")
         if 0 < summary.chunks < 0.9 * summary.output_tokens:

@@ -39,7 +39,7 @@ async def read_counters(wire: Wire, finished: int = 0) -> Counters | None:
     """
     for _ in range(_READS):
         try:
-            status, body, _ = await wire.fetch("GET", "/metrics")
+            status, body = await wire.fetch("GET", "/metrics")
         except WireError:
             return None
         counters = parse_counters(body.decode(errors="replace")) if status == 200 else None

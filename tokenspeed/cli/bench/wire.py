@@ -199,8 +199,9 @@ class Wire:
             raise WireError("no URL", f"{url} is no http:// or https:// address")
         if parts.username is not None:
             raise WireError("no URL", "an address with a user in it; a key is given with --api-key-file")
-        self._host, self._tls = parts.hostname, parts.scheme == "https"
-        self._port = parts.port or (443 if self._tls else 80)
+        self._host = parts.hostname
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (80 if self._tls is None else 443)
         self._base = parts.path.rstrip("/").removesuffix("/v1")
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.url = f"{parts.scheme}://{host}:{self._port}{self._base}"
@@ -228,17 +229,11 @@ class Wire:
                     raise
         return await self._on(await self._connect(), message, sink)
 
-    async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes, dict[str, str]]:
-        """Status, body and headers of an answer that is not streamed; raises WireError."""
+    async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Status and body of an answer that is not streamed; raises WireError."""
         parts: list[bytes] = []
-        headers: dict[str, str] = {}
-
-        def take(reader: MessageReader, data: bytes) -> None:
-            headers.update(reader.headers)
-            parts.append(data)
-
-        status = await self.ask(method, path, body, take)
-        return status, b"".join(parts), headers
+        status = await self.ask(method, path, body, lambda _, data: parts.append(data))
+        return status, b"".join(parts)
 
     def close(self) -> None:
         """Ends the connections that are not in use."""
@@ -256,13 +251,14 @@ class Wire:
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        tls = ssl.create_default_context() if self._tls else None
         try:
             async with asyncio.timeout(_CONNECT_S):
-                _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=tls)
+                _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
         except TimeoutError:
             raise WireError("no connection", f"no answer within {_CONNECT_S:.0f} s") from None
-        except (OSError, ssl.SSLError) as error:
+        except ssl.SSLError as error:  # an OSError whose number means something else
+            raise WireError("no connection", str(error)) from None
+        except OSError as error:
             reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
             raise WireError("no connection", reason) from None
         return connection
