@@ -343,10 +343,12 @@ def test_bench_without_a_subcommand_is_the_quick_one(tokenspeed: Command) -> Non
 
 
 def test_the_kernels_door_is_the_kernel_cores_own_benchmark(tokenspeed: Command) -> None:
-    done = tokenspeed(*["bench", "kernels", "norm.rms", "--phase", "decode", "--runs", "1", "--threads", "1", "--json"])
+    operations = ("norm.rms", "activation.silu_and_mul")
+    options = ("--phase", "decode", "--runs", "1", "--threads", "1", "--json")
+    done = tokenspeed("bench", "kernels", *operations, *options)
     assert done.code == 0, done.err
     found = json.loads(done.out)
-    assert {result["operation"] for result in found["results"]} == {"norm.rms"}
+    assert {result["operation"] for result in found["results"]} == set(operations)
     for result in found["results"]:
         share = result["bytes"] / result["seconds"] / found["read_bytes_per_second"]
         assert result["read_share"] == pytest.approx(share)
