@@ -14,6 +14,11 @@ _Result = TypeVar("_Result")
 class _NoTensorWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses every torch operation that computes: a replay would leave it out. Views are free to be made."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under this mode; keeping the compiler away from it would import it, which takes a second."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not getattr(func, "is_view", False):
             raise RecordingError(
