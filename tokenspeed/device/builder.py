@@ -53,6 +53,9 @@ POISON_VARIABLE = "TOKENSPEED_POISON_KV"
 PROMPT_LOGPROB_SLICE = 16
 """The least number of rows for which logits exist at one time; prompt log-probabilities are taken slice by slice."""
 
+WARM_UP_TOKENS = 64
+"""Of the warm-up's prefill: enough that every kernel for many tokens runs, and a tenth of a second of a start."""
+
 Report = Callable[[Phase, int, int, str], None]
 
 
@@ -93,7 +96,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         runner = Runner(parts, CacheOperations(parts.arena, host, storage))
         warm_up(
             lambda plan: thread.run(lambda: runner.execute(cast("Plan", plan), (), 0.0)),
-            chunk=min(config.scheduler.chunk, size.max_model_len),
+            chunk=min(config.scheduler.chunk, size.max_model_len, WARM_UP_TOKENS),
             max_seqs=config.scheduler.max_seqs,
             num_groups=len(layout.groups),
             report=lambda done, total, detail: report("warm up", done, total, detail),
