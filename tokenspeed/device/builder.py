@@ -36,9 +36,9 @@ from tokenspeed.layers.loader import load_weights, open_source
 from tokenspeed.layers.weights import LoadedWeights
 from tokenspeed.messages import Phase
 from tokenspeed.models import Architecture, architecture
-from tokenspeed.recipes.host import available_cores
 from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed.recipes.topology import default_threads
 from tokenspeed_kernel.binding import binding_objective, recording_selections
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.recording import recorder_of
@@ -74,7 +74,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
     for a checkpoint that cannot be used, MemoryPlanError where memory does not do, and the kernel package's errors
     where a kernel was insisted on that cannot run.
     """
-    threads = config.threads or available_cores()
+    threads = config.threads or default_threads()
     torch.set_num_threads(threads)
     load_plugins()
     family = architecture(model_config.architecture)

@@ -18,9 +18,11 @@ from tokenspeed.engine.loop import EngineFailure
 from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE, TRACEBACK_VARIABLE
 from tokenspeed.launch.compose import Engine, compose_engine
 from tokenspeed.launch.facts import redactor_of
+from tokenspeed.launch.memory_nodes import spread_memory
 from tokenspeed.launch.memory_report import memory_account, proportional_bytes
 from tokenspeed.messages import PROTOCOL_VERSION, EngineFacts, EngineStatus, Phase
 from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed.recipes.topology import cpu_places
 from tokenspeed.telemetry.logs import engine_logs
 from tokenspeed_kernel.plugins.discovery import PluginError
 from tokenspeed_kernel.selection import SelectionError
@@ -78,6 +80,7 @@ def _serve(config: ResolvedConfig, channel: EngineChannel) -> int:
 
 def _start(config: ResolvedConfig, channel: EngineChannel) -> Engine:
     before = proportional_bytes()
+    spread_memory(place.node for place in cpu_places())
 
     def report(phase: Phase, done: int = 0, total: int = 0, detail: str = "") -> None:
         channel.send(_status(phase, done=done, total=total, detail=detail))

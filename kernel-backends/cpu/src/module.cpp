@@ -2,6 +2,7 @@
 // of a microsecond. The Python files beside it keep the tensors alive and, where asked to, check them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <stdexcept>
 #include <string>
@@ -201,6 +202,7 @@ NB_MODULE(_native, m) {
         },
         "name"_a, "Puts a set in force for the whole process; ValueError where it cannot be. Not while kernels run.");
     m.def("set_thread_limit", &set_thread_limit, "count"_a, "The most threads a kernel uses, at least 1.");
+    m.def("set_thread_places", &set_thread_places, "cpus"_a, "See pool.hpp.");
     m.def("thread_limit", &thread_limit, "The most threads a kernel uses.");
 
     nb::class_<Recording>(m, "Recording", "Kernel calls that are made again by one; who holds it keeps their memory alive.")

@@ -6,6 +6,12 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#endif
 
 namespace tokenspeed {
 
@@ -64,6 +70,12 @@ public:
         spin_until([&] { return unfinished_.load(std::memory_order_acquire) == 0; }, kIdleSpin, true);
     }
 
+    void place(const std::vector<int>& cpus) {
+        const std::lock_guard<std::mutex> lock(busy_);
+        places_ = cpus;
+        for (std::size_t rank = 0; rank < threads_.size(); ++rank) move(rank);
+    }
+
 private:
     static constexpr int kLeftBits = 32;
     static constexpr int kMostThreads = 256;
@@ -71,9 +83,25 @@ private:
     // Where the system gives no more threads, those there are, or the caller alone, do the work.
     void start(int helpers) {
         try {
-            for (; started_ < helpers; ++started_) std::thread([this, rank = started_] { help(rank); }).detach();
+            for (int rank = static_cast<int>(threads_.size()); rank < helpers; ++rank) {
+                std::thread thread([this, rank] { help(rank); });
+                threads_.push_back(thread.native_handle());
+                thread.detach();
+                move(static_cast<std::size_t>(rank));
+            }
         } catch (const std::system_error&) {
         }
+    }
+
+    // Puts a thread where it belongs. It inherited its starter's places, which may be fewer than the pool's.
+    void move([[maybe_unused]] std::size_t rank) {
+#if defined(__linux__)
+        if (places_.empty()) return;
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        CPU_SET(static_cast<std::size_t>(places_[rank % places_.size()]), &set);
+        pthread_setaffinity_np(threads_[rank], sizeof set, &set);
+#endif
     }
 
     // Claims and runs pieces of the present job until none is left.
@@ -103,7 +131,8 @@ private:
     }
 
     std::mutex busy_;
-    int started_ = 0;
+    std::vector<std::thread::native_handle_type> threads_;
+    std::vector<int> places_;
     Piece piece_ = nullptr;
     const void* context_ = nullptr;
     int64_t count_ = 0;
@@ -130,6 +159,8 @@ std::atomic<int> limit{static_cast<int>(std::max(1u, std::thread::hardware_concu
 void set_thread_limit(int count) { limit.store(std::max(1, count)); }
 
 int thread_limit() { return limit.load(std::memory_order_relaxed); }
+
+void set_thread_places(const std::vector<int>& cpus) { pool().place(cpus); }
 
 void run_pieces(int64_t count, int threads, Piece piece, const void* context) {
     if (count <= 0) return;

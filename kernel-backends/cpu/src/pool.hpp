@@ -8,12 +8,17 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace tokenspeed {
 
 // The most threads a kernel uses, the caller's own included; at least 1. Threads start when they are first needed.
 void set_thread_limit(int count);
 int thread_limit();
+
+// Has the threads that the pool starts, or started, run on these CPUs, the first on the first and so on, round and round; with
+// none, and where a CPU is not this process's, they are left to the system. The caller's own thread is not moved. Linux only.
+void set_thread_places(const std::vector<int>& cpus);
 
 // A piece of work: which one, of a count the caller knows.
 using Piece = void (*)(const void* context, int64_t index);

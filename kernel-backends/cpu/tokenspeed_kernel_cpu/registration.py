@@ -29,6 +29,7 @@ from tokenspeed_kernel_cpu import (
     sampling,
 )
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
+from tokenspeed_kernel_cpu.threads import take_places
 
 SOLUTION = "cpu_native"
 ROUNDED_SOLUTION = "cpu_native_bf16"
@@ -138,6 +139,7 @@ def register() -> None:
     """Registers every kernel of this package with the records of its verification, and puts the platform's instruction
     set in force."""
     follow_platform()
+    take_places()
     register_recorder(RECORDER, recording.record)
     _register("gemm.linear", linear.make_linear, _LINEAR, _SIZES, version="2")
     _register(
