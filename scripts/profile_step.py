@@ -12,8 +12,8 @@ Runs the model twice, with and without the HTTP server. Of each number of stream
     frontend   CPU time of the API process without HTTP: the engine's message, detokenization, the consumer's queue
     http       CPU time that the server adds to it: JSON, events, sockets
 
-The engine's four are its own running means, taken while all streams run; the last two run on other cores, beside the next
-steps, and slow them only where there are no other cores.
+The engine's four are its own running means, taken while all streams run; the last two run on other cores, beside the
+next steps, and slow them only where there are no other cores.
 """
 
 import argparse

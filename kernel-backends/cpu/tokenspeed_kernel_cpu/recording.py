@@ -16,7 +16,7 @@ class _NoTensorWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled under this mode; keeping the compiler away from it would import it, which takes a second."""
+        """Nothing is compiled under this mode; keeping the compiler away would import it, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -48,7 +48,7 @@ def read_places(text: str) -> list[int]:
 
 
 def take_places() -> None:
-    """Puts the pool's threads where TOKENSPEED_KERNEL_CPU_PLACES says; raises ValueError where it is no list of CPUs."""
+    """Puts the pool's threads where TOKENSPEED_KERNEL_CPU_PLACES says; raises ValueError where that is no list."""
     places = read_places(os.environ.get(PLACES_VARIABLE, ""))
     foreign = sorted(set(places) - os.sched_getaffinity(0)) if places and hasattr(os, "sched_getaffinity") else []
     if foreign:
