@@ -90,14 +90,16 @@ private:
 class Mixture {
 public:
     // limit 0: silu, which has neither alpha nor limit.
-    Mixture(const Matrix& gate_up, const Matrix& down, Address gate_up_bias, Address down_bias, float alpha, float limit)
+    Mixture(const Matrix& gate_up, const Matrix& down, Address gate_up_bias, Address down_bias, float alpha, float limit,
+            bool rounded)
         : experts_{gate_up.weight(),
                    down.weight(),
                    at<const float>(gate_up_bias),
                    at<const float>(down_bias),
                    limit > 0.0f ? GatedActivation::kClampedSwiglu : GatedActivation::kSilu,
                    alpha,
-                   limit} {}
+                   limit,
+                   rounded} {}
 
     void apply(Address x, Address ids, Address weights, int64_t tokens, int64_t top_k, Address out) const {
         run(kMany, [experts = experts_, x, ids, weights, tokens, top_k, out] {
@@ -238,8 +240,8 @@ NB_MODULE(_native, m) {
              "groups"_a, "top_groups"_a, "renormalise"_a, "scale"_a, "correction"_a)
         .def("route", &Router::route, "logits"_a, "rows"_a, "ids"_a, "weights"_a);
     nb::class_<Mixture>(m, "Mixture", "The experts of a layer, whose weights and biases lie elsewhere.")
-        .def(nb::init<const Matrix&, const Matrix&, Address, Address, float, float>(), "gate_up"_a, "down"_a,
-             "gate_up_bias"_a, "down_bias"_a, "alpha"_a, "limit"_a)
+        .def(nb::init<const Matrix&, const Matrix&, Address, Address, float, float, bool>(), "gate_up"_a, "down"_a,
+             "gate_up_bias"_a, "down_bias"_a, "alpha"_a, "limit"_a, "rounded"_a)
         .def("apply", &Mixture::apply, "x"_a, "ids"_a, "weights"_a, "tokens"_a, "top_k"_a, "out"_a);
     bind_sampling(m);
     bind_packed_matrix(m);

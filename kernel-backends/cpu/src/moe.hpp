@@ -29,13 +29,15 @@ struct Experts {
     const float* down_bias;     // [experts, hidden] or null
     GatedActivation activation;
     float alpha, limit;  // of kClampedSwiglu
+    bool rounded;        // what goes into the products is rounded to bfloat16; bfloat16 weights only
 
     int64_t hidden() const { return gate_up.columns; }
     int64_t intermediate() const { return down.columns; }
     int64_t count() const { return down.rows / gate_up.columns; }
 };
 
-// x and out [tokens, hidden], ids and weights [tokens, top_k], dense; an id below 0 adds nothing. Throws std::bad_alloc.
+// x and out [tokens, hidden], ids and weights [tokens, top_k], dense; an id below 0 adds nothing. Throws std::bad_alloc,
+// and std::logic_error where the instruction set in force has no products of rounded inputs with these weights.
 void run_experts(const Experts& experts, const float* x, const int32_t* ids, const float* weights, int64_t tokens,
                  int64_t top_k, float* out);
 

@@ -13,7 +13,8 @@ namespace {
 constexpr float kSumFloor = 1e-20f;
 constexpr int64_t kRowsEach = 8;  // rows of one piece
 
-// The ids of the best values, by value descending, then id ascending. NaN is passed over.
+// The ids of the best values, by value descending, then id ascending. At least as many as are wanted must be offered, each
+// once; a NaN among them makes the choice arbitrary.
 class Best {
 public:
     explicit Best(int64_t wanted) : ids_(static_cast<std::size_t>(wanted)), values_(ids_.size()) {}
@@ -22,7 +23,7 @@ public:
 
     // Ids must come in ascending order: an equal value stays behind those that are there.
     void offer(int32_t id, float value) {
-        if (value != value || (found_ == ids_.size() && !(value > values_[found_ - 1]))) return;
+        if (found_ == ids_.size() && !(value > values_[found_ - 1])) return;
         std::size_t place = found_ < ids_.size() ? found_++ : found_ - 1;
         for (; place > 0 && value > values_[place - 1]; --place) {
             ids_[place] = ids_[place - 1];
@@ -30,14 +31,6 @@ public:
         }
         ids_[place] = id;
         values_[place] = value;
-    }
-
-    // Where NaN left too few, the lowest ids that are not there yet fill up.
-    void fill() {
-        for (int32_t id = 0; found_ < ids_.size(); ++id)
-            if (std::find(ids_.begin(), ids_.begin() + static_cast<std::ptrdiff_t>(found_), id) ==
-                ids_.begin() + static_cast<std::ptrdiff_t>(found_))
-                ids_[found_++] = id;
     }
 
     const std::vector<int32_t>& ids() const { return ids_; }
@@ -98,14 +91,12 @@ void choose(const Routing& routing, const float* choice, Work& work) {
         work.groups.clear();
         for (int64_t group = 0; group < routing.groups; ++group)
             work.groups.offer(static_cast<int32_t>(group), group_value(routing, choice + group * size, size));
-        work.groups.fill();
         std::vector<int32_t> chosen = work.groups.ids();
         std::sort(chosen.begin(), chosen.end());
         for (const int32_t group : chosen)
             for (int64_t i = group * size; i < (group + 1) * size; ++i)
                 work.experts.offer(static_cast<int32_t>(i), choice[i]);
     }
-    work.experts.fill();
 }
 
 void route_row(const Routing& routing, const KernelTable& table, const float* logits, int32_t* ids, float* weights,

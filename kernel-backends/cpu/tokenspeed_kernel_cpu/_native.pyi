@@ -38,7 +38,14 @@ class Router:
 
 class Mixture:
     def __init__(
-        self, gate_up: Matrix, down: Matrix, gate_up_bias: int, down_bias: int, alpha: float, limit: float
+        self,
+        gate_up: Matrix,
+        down: Matrix,
+        gate_up_bias: int,
+        down_bias: int,
+        alpha: float,
+        limit: float,
+        rounded: bool,
     ) -> None: ...
     def apply(self, x: int, ids: int, weights: int, tokens: int, top_k: int, out: int) -> None: ...
 

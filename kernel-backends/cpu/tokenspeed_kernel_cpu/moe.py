@@ -47,13 +47,39 @@ def make_experts(
     down_bias: torch.Tensor | None,
     activation: GatedActivation,
 ) -> Kernel:
+    """See ``_experts``."""
+    return _experts(gate_up, down, gate_up_bias, down_bias, activation, rounded=False)
+
+
+def make_rounded_experts(
+    gate_up: QuantizedTensor,
+    down: QuantizedTensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    activation: GatedActivation,
+) -> Kernel:
+    """See ``_experts``; what goes into the products is rounded to bfloat16. bfloat16 weights, on the instruction set
+    avx512_bf16 only: a call raises RuntimeError where another was put in force meanwhile."""
+    return _experts(gate_up, down, gate_up_bias, down_bias, activation, rounded=True)
+
+
+def _experts(
+    gate_up: QuantizedTensor,
+    down: QuantizedTensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    activation: GatedActivation,
+    *,
+    rounded: bool,
+) -> Kernel:
     """``fn(x [T, H], ids int32 [T, k], weights [T, k], out [T, H])``. Keeps weights and biases alive; holds no copy of
     the weights."""
     follow_torch()
     biases = [None if bias is None else bias.contiguous() for bias in (gate_up_bias, down_bias)]
-    of_gate_up, of_down = (0 if bias is None else bias.data_ptr() for bias in biases)
-    mixture = _native.Mixture(_matrix(gate_up), _matrix(down), of_gate_up, of_down, activation.alpha, activation.limit)
-    run = mixture.apply
+    gate_up_address, down_address = (0 if bias is None else bias.data_ptr() for bias in biases)
+    run = _native.Mixture(
+        _matrix(gate_up), _matrix(down), gate_up_address, down_address, activation.alpha, activation.limit, rounded
+    ).apply
     hidden = gate_up.shape[1]
     count = down.shape[0] // hidden
 

@@ -179,4 +179,13 @@ def register() -> None:
     _register("activation.clamped_swiglu", elementwise.clamped_swiglu, _ACTIVATION)
     _register("moe.route", moe.make_route, frozenset({ROUTE_SIGNATURE}), _ROUTING)
     _register("moe.experts", moe.make_experts, _EXPERTS, _MIXTURE)
+    _register(
+        "moe.experts",
+        moe.make_rounded_experts,
+        frozenset({experts_signature(BFLOAT16, BFLOAT16)}),
+        {**_MIXTURE, "activations": one_of("bfloat16")},
+        solution=ROUNDED_SOLUTION,
+        features=frozenset({"avx512_bf16"}),
+        band=Band.SPECIALISED,
+    )
     load_records(RECORDS)

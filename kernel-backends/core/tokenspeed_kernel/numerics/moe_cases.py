@@ -1,7 +1,7 @@
 """Cases of moe.route and moe.experts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -154,6 +154,11 @@ class _Layer:
     gate_up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
     activation: GatedActivation
+    activations: str = "float32"
+
+    @property
+    def _rounding(self) -> float:
+        return 0.0 if self.activations == "float32" else UNIT_ROUNDOFF[getattr(torch, self.activations)]
 
     @property
     def hidden(self) -> int:
@@ -170,14 +175,15 @@ class _Layer:
         inner, size = self.gate_up.values[rows] @ x, self.gate_up.magnitude[rows] @ x.abs()
         if self.gate_up_bias is not None:
             inner, size = inner + self.gate_up_bias[expert].double(), size + self.gate_up_bias[expert].double().abs()
-        error = _ROUNDOFF * (hidden**0.5 + 8.0) * size
+        error = (self._rounding + _ROUNDOFF * (hidden**0.5 + 8.0)) * size
         middle, middle_error = self._activate(inner[:width], inner[width:], error[:width], error[width:])
         rows = slice(expert * hidden, (expert + 1) * hidden)
         result, size = self.down.values[rows] @ middle, self.down.magnitude[rows] @ middle.abs()
         inherited = self.down.magnitude[rows] @ middle_error
         if self.down_bias is not None:
             result, size = result + self.down_bias[expert].double(), size + self.down_bias[expert].double().abs()
-        return result, inherited + _ROUNDOFF * (width**0.5 + 8.0) * size
+        inherited = inherited * (1.0 + self._rounding)
+        return result, inherited + (self._rounding + _ROUNDOFF * (width**0.5 + 8.0)) * size
 
     def _activate(
         self, gate: torch.Tensor, up: torch.Tensor, gate_error: torch.Tensor, up_error: torch.Tensor
@@ -218,6 +224,7 @@ def _experts_case(name: str, layer: _Layer, x: torch.Tensor, ids: torch.Tensor, 
         "intermediate": layer.intermediate,
         "activation": layer.activation.kind,
         "biased": layer.gate_up_bias is not None or layer.down_bias is not None,
+        "activations": layer.activations,
     }
     bound = {
         "gate_up": layer.gate_up.weight,
@@ -277,11 +284,14 @@ def _experts_inputs(
 
 def experts_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Odd sizes, no rows, experts without tokens, padding, both activations, biases; two different weight formats
-    once."""
+    once. With bfloat16 weights all of it again for kernels that may round what goes into the products."""
     gate_up, down = _FORMAT_NAMES[signature["gate_up"]], _FORMAT_NAMES[signature["down"]]
     shapes = _EXPERTS_SHAPES if gate_up == down else _EXPERTS_SHAPES[:1]
     for shape in shapes:
-        yield _experts_case(shape.name, *_experts_inputs(shape, gate_up, down, generator))
+        layer, *inputs = _experts_inputs(shape, gate_up, down, generator)
+        yield _experts_case(shape.name, layer, *inputs)
+        if gate_up == down == "bfloat16":
+            yield _experts_case(f"{shape.name}, rounded", replace(layer, activations="bfloat16"), *inputs)
 
 
 register_cases("moe.route", route_cases)

@@ -118,6 +118,16 @@ def make_reference_head_linear(weight: QuantizedTensor, heads: int) -> Callable[
     return head_linear
 
 
+def allowed_activations(activations: str | None) -> str:
+    """``activations`` or, where it is None, what the environment says, else "float32"; ValueError where it is
+    unknown."""
+    allowed = activations or os.environ.get(ACTIVATIONS_VARIABLE) or "float32"
+    if allowed not in ACTIVATIONS:
+        where = "activations" if activations else ACTIVATIONS_VARIABLE
+        raise ValueError(f"{where} is {allowed!r}; use one of {', '.join(ACTIVATIONS)}")
+    return allowed
+
+
 def bind_linear(
     weight: QuantizedTensor,
     bias: torch.Tensor | None,
@@ -136,10 +146,7 @@ def bind_linear(
     n, k = weight.shape
     if bias is not None and (bias.dtype != torch.float32 or tuple(bias.shape) != (n,)):
         raise ValueError(f"{weight.source}: its bias must be float32 [{n}], got {bias.dtype} {list(bias.shape)}")
-    allowed = activations or os.environ.get(ACTIVATIONS_VARIABLE) or "float32"
-    if allowed not in ACTIVATIONS:
-        where = "activations" if activations else ACTIVATIONS_VARIABLE
-        raise ValueError(f"{where} is {allowed!r}; use one of {', '.join(ACTIVATIONS)}")
+    allowed = allowed_activations(activations)
     signature, bound = linear_signature(weight.tensor_format), {"weight": weight, "bias": bias}
     if allowed != "float32":
         try:

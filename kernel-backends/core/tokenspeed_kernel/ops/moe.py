@@ -33,7 +33,8 @@ experts
     least. Experts that every token goes to are a plain linear, added by the model.
 
 Roles of route: logits, output; traits: experts, top_k, scoring, corrected, grouped. Roles of experts: input, gate_up,
-down, output; traits: hidden (H), intermediate (I), activation, biased.
+down, output; traits: hidden (H), intermediate (I), activation, biased, and activations: what goes into both products is
+rounded to (see gemm.py).
 """
 
 from collections.abc import Callable
@@ -43,8 +44,10 @@ import torch
 
 from tokenspeed_kernel.binding import Bound, bind
 from tokenspeed_kernel.ops.activation import GATED_ACTIVATIONS, GatedActivation
+from tokenspeed_kernel.ops.gemm import allowed_activations
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
+from tokenspeed_kernel.selection import SelectionError
 from tokenspeed_kernel.signature import FLOAT32, WEIGHT_FORMATS, FormatSignature, TensorFormat
 from tokenspeed_kernel.traits import OneOf, Range, TraitDeclaration, TraitValue, flag_trait, one_of, size_trait
 
@@ -137,6 +140,9 @@ EXPERTS = declare_operation(
             "intermediate": size_trait("elements between gate and down", 768),
             "activation": _choice_trait("one of " + ", ".join(GATED_ACTIVATIONS), "silu"),
             "biased": flag_trait("gate, up or down have biases", False),
+            "activations": TraitDeclaration(
+                (OneOf,), str, "what goes into the products is rounded to", "float32", default="float32"
+            ),
         },
         bound=("gate_up", "down", "gate_up_bias", "down_bias", "activation"),
         arguments="x [T, H], ids int32 [T, k], weights [T, k], out [T, H]",
@@ -273,9 +279,13 @@ def bind_experts(
     down_bias: torch.Tensor | None,
     activation: GatedActivation,
     *,
+    activations: str | None = None,
     override: str | None = None,
 ) -> Bound:
-    """Chooses and makes ``fn(x, ids, weights, out)``; ValueError where weights or biases do not fit each other."""
+    """Chooses and makes ``fn(x, ids, weights, out)``; ValueError where weights or biases do not fit each other.
+
+    activations: what goes into the products may be rounded to, as ``bind_linear`` has it.
+    """
     hidden, intermediate = gate_up.shape[1], down.shape[1]
     experts = down.shape[0] // hidden
     if down.shape[0] % hidden or gate_up.shape[0] != experts * 2 * intermediate:
@@ -299,4 +309,11 @@ def bind_experts(
         "activation": activation,
     }
     signature = experts_signature(gate_up.tensor_format, down.tensor_format)
+    allowed = allowed_activations(activations)
+    if allowed != "float32":
+        try:
+            rounded = {**traits, "activations": allowed}
+            return bind("moe", "experts", signature, rounded, override=override, bound=values)
+        except SelectionError:
+            pass  # nothing rounds here
     return bind("moe", "experts", signature, traits, override=override, bound=values)
