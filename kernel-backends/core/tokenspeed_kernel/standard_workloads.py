@@ -7,7 +7,7 @@ import torch
 
 from tokenspeed_kernel.gguf_blocks import BLOCK_ELEMENTS
 from tokenspeed_kernel.quantized import QuantizedTensor
-from tokenspeed_kernel.signature import WEIGHT_FORMATS, FormatSignature
+from tokenspeed_kernel.signature import WEIGHT_FORMATS, FormatSignature, TensorFormat
 from tokenspeed_kernel.workloads import Traits, Work, Workload, bits_of, register_workload
 
 ROWS = {"decode": 1, "prefill": 256}
@@ -31,25 +31,25 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _weight(signature: FormatSignature, rows: int, columns: int) -> QuantizedTensor:
-    """A weight [rows, columns] of the signature's format with finite values."""
+def weight_of(tensor_format: TensorFormat, rows: int, columns: int) -> QuantizedTensor:
+    """A weight [rows, columns] of the format with finite values."""
     from tokenspeed_kernel.numerics.weights import random_weight  # the numerics import the binding, which tunes
 
-    name = next(name for name, known in WEIGHT_FORMATS.items() if known == signature["weight"])
+    name = next(name for name, known in WEIGHT_FORMATS.items() if known == tensor_format)
     small = random_weight(name, min(rows, RANDOM_ROWS), columns, torch.Generator().manual_seed(0)).weight
     index = torch.arange(rows) % max(1, small.shape[0])
     return small.select_rows(index)
 
 
-def _whole_blocks(signature: FormatSignature, columns: int) -> int:
+def whole_blocks(tensor_format: TensorFormat, columns: int) -> int:
     """The columns, grown to whole blocks where the format has blocks."""
-    block = BLOCK_ELEMENTS.get(signature["weight"].format, 1)
+    block = BLOCK_ELEMENTS.get(tensor_format.format, 1)
     return -(-columns // block) * block
 
 
 def linear_work(signature: FormatSignature, traits: Traits, phase: str) -> Work:
     """The weight is read once, x once, out written once."""
-    n, k, rows = int(traits["n"]), _whole_blocks(signature, int(traits["k"])), ROWS[phase]
+    n, k, rows = int(traits["n"]), whole_blocks(signature["weight"], int(traits["k"])), ROWS[phase]
     weight_bytes = int(n * k * bits_of(signature["weight"]) / 8)
     return Work(weight_bytes + _FLOAT_BYTES * rows * (n + k), 2 * rows * n * k)
 
@@ -61,8 +61,8 @@ def linear_workload(
     them."""
     n, k, rows = int(traits["n"]), int(traits["k"]), ROWS[phase]
     if bound is None:
-        k = _whole_blocks(signature, k)
-    values = {"weight": _weight(signature, n, k), "bias": None} if bound is None else bound
+        k = whole_blocks(signature["weight"], k)
+    values = {"weight": weight_of(signature["weight"], n, k), "bias": None} if bound is None else bound
     arguments = (_random(rows, k), torch.empty(rows, n))
     work = linear_work(signature, traits, phase)
     return Workload(f"[{rows}, {k}] x [{n}, {k}]", arguments, values, work, cold=True)
@@ -77,7 +77,7 @@ def lookup_workload(
     signature: FormatSignature, traits: Traits, phase: str, bound: Mapping[str, Any] | None
 ) -> Workload:
     """embedding.lookup of rows spread over the bound table, or over a random one."""
-    values = {"weight": _weight(signature, LOOKUP_ROWS, WIDTH)} if bound is None else bound
+    values = {"weight": weight_of(signature["weight"], LOOKUP_ROWS, WIDTH)} if bound is None else bound
     height, width = values["weight"].shape
     ids = (torch.arange(ROWS[phase]) * 7919 % height).to(torch.int32)  # a prime step visits rows far apart
     work = _lookup_work(signature, traits, phase) if bound is None else None

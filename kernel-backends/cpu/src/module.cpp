@@ -8,6 +8,7 @@
 #include <string>
 
 #include "drivers.hpp"
+#include "head_linear.hpp"
 #include "latent.hpp"
 #include "moe.hpp"
 #include "packed_matrix.hpp"
@@ -60,6 +61,14 @@ public:
     void lookup(Address ids, int64_t tokens, Address out) const {
         run(tokens * weight_.columns,
             [weight = weight_, ids, tokens, out] { run_embedding(weight, at<const int32_t>(ids), tokens, at<float>(out)); });
+    }
+
+    // Strides in elements; a head's elements lie together.
+    void multiply_heads(int64_t heads, Address x, int64_t x_token, int64_t x_head, int64_t tokens, Address out,
+                        int64_t out_token, int64_t out_head) const {
+        run(kMany, [weight = weight_, heads, x, x_token, x_head, tokens, out, out_token, out_head] {
+            run_head_linear(weight, heads, {at<const float>(x), x_token, x_head}, tokens, {at<float>(out), out_token, out_head});
+        });
     }
 
     const Weight& weight() const { return weight_; }
@@ -220,6 +229,8 @@ NB_MODULE(_native, m) {
              "data"_a, "bias"_a)
         .def("multiply", &Matrix::multiply, "x"_a, "tokens"_a, "out"_a)
         .def("multiply_rounded", &Matrix::multiply_rounded, "x"_a, "tokens"_a, "out"_a)
+        .def("multiply_heads", &Matrix::multiply_heads, "heads"_a, "x"_a, "x_token"_a, "x_head"_a, "tokens"_a, "out"_a,
+             "out_token"_a, "out_head"_a)
         .def("lookup", &Matrix::lookup, "ids"_a, "tokens"_a, "out"_a);
 
     nb::enum_<KvType>(m, "KvType", "Element types of a cache.")

@@ -21,6 +21,7 @@ from tokenspeed_kernel_cpu import (
     _native,
     attention,
     elementwise,
+    head_linear,
     int8_linear,
     latent,
     linear,
@@ -176,6 +177,7 @@ def register() -> None:
     _register("sampling.apply_penalties", sampling.apply_penalties, _SAMPLING)
     _register("sampling.logprobs", sampling.logprobs, _SAMPLING)
     _register("sampling.has_nan", sampling.has_nan, _SAMPLING)
+    _register("gemm.head_linear", head_linear.make_head_linear, _LINEAR, _SIZES)
     _register("activation.clamped_swiglu", elementwise.clamped_swiglu, _ACTIVATION)
     _register("moe.route", moe.make_route, frozenset({ROUTE_SIGNATURE}), _ROUTING)
     _register("moe.experts", moe.make_experts, _EXPERTS, _MIXTURE)
