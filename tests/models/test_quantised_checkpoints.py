@@ -157,6 +157,13 @@ def test_a_scale_beyond_all_bounds_is_refused(name: str, value: float, tmp_path:
         load(folder)
 
 
+def test_every_float8_is_widened_as_torch_does_it() -> None:
+    values = torch.arange(256, dtype=torch.uint8).view(2, 128).view(torch.float8_e4m3fn)
+    torch.testing.assert_close(conversion.widened(values), values.float(), rtol=0, atol=0, equal_nan=True)
+    finite = values[:, :127]
+    assert torch.equal(conversion.widened(finite), finite.float())
+
+
 def resident_bytes(path: Path) -> int:
     """Bytes of the mapping of ``path`` that this process has in memory."""
     found, total = False, 0

@@ -131,19 +131,36 @@ def _to_bfloat16(matrix: StoredMatrix, rows: tuple[int, int], columns: tuple[int
     if not bool(torch.isfinite(scale).all()):
         raise CheckpointError(f"{matrix.where}: has a scale that is not finite; the checkpoint is damaged")
     for start, stop in _pieces(rows, columns[1] - columns[0]):
-        values = matrix.values[start:stop, columns[0] : columns[1]].float()
-        values *= _spread(matrix, scale, (start, stop), columns)
+        values = widened(matrix.values[start:stop, columns[0] : columns[1]])
+        _scale(matrix, scale, (start, stop), columns, values)
         out[start - rows[0] : stop - rows[0]] = values
 
 
-def _spread(matrix: StoredMatrix, scale: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]) -> torch.Tensor:
-    """The scales of a piece, float32 of a shape that multiplies it."""
+def widened(values: torch.Tensor) -> torch.Tensor:
+    """float8_e4m3fn as float32, a copy; several times as fast as torch has it on the CPU.
+
+    Sign, exponent and significand move to where a float16 has them, which divides the value by 2^8 (subnormals
+    included), as the bias of its exponent is greater by 8.
+    """
+    stored = values.view(torch.uint8)
+    bits = stored.to(torch.int16)
+    wide = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).view(torch.float16).float().mul_(256.0)
+    is_nan = (stored & 0x7F) == 0x7F
+    return wide.masked_fill_(is_nan, torch.nan) if bool(is_nan.any()) else wide
+
+
+def _scale(
+    matrix: StoredMatrix, scale: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int], values: torch.Tensor
+) -> None:
+    """Multiplies the piece ``values`` float32 by its scales, in place."""
     if matrix.scheme.strategy == "tensor":
-        return scale.reshape(1, 1)
+        values *= scale.reshape(1, 1)
+        return
     if matrix.scheme.strategy == "channel":
-        return scale.reshape(-1, 1)[rows[0] : rows[1]]
+        values *= scale.reshape(-1, 1)[rows[0] : rows[1]]
+        return
     height, width = matrix.scheme.block
-    block_rows = torch.arange(*rows) // height
-    first = int(block_rows[0])
-    wide = scale[first : int(block_rows[-1]) + 1][:, torch.arange(*columns) // width]
-    return wide[block_rows - first]
+    blocks = torch.arange(*columns) // width
+    for block_row in range(rows[0] // height, -(-rows[1] // height)):
+        first, last = max(rows[0], block_row * height), min(rows[1], (block_row + 1) * height)
+        values[first - rows[0] : last - rows[0]] *= scale[block_row, blocks]
