@@ -1,4 +1,4 @@
-"""gemm.linear with activations in 8 bits: only on request; one result on every instruction set and in any batch."""
+"""gemm.linear with quantised activations: only on request; one result on every instruction set and in any batch."""
 
 import dataclasses
 import mmap
@@ -22,14 +22,15 @@ from tokenspeed_kernel_cpu import _native, int8_linear
 
 MakeWeight = Callable[[str, int, int], QuantizedTensor]
 
-NAME = "cpu_gemm_linear_int8"
+QUANTISED = {"int8": 127, "int16": 127 * 128}
+"""Activations to their largest quant."""
 SHAPES = {32: ((1, 32), (37, 96), (200, 576)), 256: ((1, 256), (39, 768))}
 CASES = [(name, n, k) for name in int8_linear.FORMATS for n, k in SHAPES[256 if name.endswith("_k") else 32]]
 
 
-def _bind(weight: QuantizedTensor, bias: torch.Tensor | None = None) -> Bound:
-    bound = bind_linear(weight, bias, activations="int8")
-    assert bound.spec.name == NAME
+def _bind(weight: QuantizedTensor, bias: torch.Tensor | None = None, activations: str = "int8") -> Bound:
+    bound = bind_linear(weight, bias, activations=activations)
+    assert bound.spec.name == f"cpu_gemm_linear_{activations}"
     return bound
 
 
@@ -41,15 +42,16 @@ def _multiply(fn: Callable[..., None], x: torch.Tensor, rows: int) -> torch.Tens
     return memory[:-1]
 
 
+@pytest.mark.parametrize("activations", QUANTISED)
 @pytest.mark.parametrize(("weight_format", "n", "k"), CASES)
 def test_every_instruction_set_and_every_batch_give_the_same_bits(
-    random_weight: MakeWeight, weight_format: str, n: int, k: int
+    random_weight: MakeWeight, weight_format: str, n: int, k: int, activations: str
 ) -> None:
     weight, bias, x = random_weight(weight_format, n, k), torch.randn(n), torch.randn(45, k)
     results = []
     for name in tokenspeed_kernel_cpu.available_instruction_sets():
         with tokenspeed_kernel_cpu.use_instruction_set(name):
-            fn = _bind(weight, bias).fn
+            fn = _bind(weight, bias, activations).fn
             results.append(_multiply(fn, x, n))
             for tokens in (0, 1, 2, 3, 4, 5, 8, 11, 12, 13, 25, 32, 33):
                 assert torch.equal(_multiply(fn, x[:tokens], n), results[-1][:tokens]), f"{name}, {tokens} tokens"
@@ -57,30 +59,49 @@ def test_every_instruction_set_and_every_batch_give_the_same_bits(
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("activations", QUANTISED)
 @pytest.mark.parametrize("weight_format", int8_linear.FORMATS)
 def test_each_weight_is_packed_to_its_place(
-    instruction_set: str, random_weight: MakeWeight, weight_format: str
+    instruction_set: str, random_weight: MakeWeight, weight_format: str, activations: str
 ) -> None:
     """One column at a time: nothing else is added to a weight."""
     weight = random_weight(weight_format, 21, 512)
-    found = _multiply(_bind(weight).fn, 127.0 * torch.eye(512), 21).T / 127.0
+    found = _multiply(_bind(weight, None, activations).fn, 127.0 * torch.eye(512), 21).T / 127.0
     expected = weight.dequantize()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("activations", QUANTISED)
 @pytest.mark.parametrize("weight_format", int8_linear.FORMATS)
-def test_a_result_lies_within_what_rounding_to_eight_bits_may_do(random_weight: MakeWeight, weight_format: str) -> None:
+def test_a_result_lies_within_what_rounding_may_do(
+    random_weight: MakeWeight, weight_format: str, activations: str
+) -> None:
     weight, x = random_weight(weight_format, 130, 512), torch.randn(17, 512)
     values = weight.dequantize().double()
     largest = x.double().unflatten(1, (-1, 32)).abs().amax(dim=-1).repeat_interleave(32, dim=1)
-    bound = (largest / 254.0) @ values.abs().T
-    error = (_multiply(_bind(weight).fn, x, 130).double() - x.double() @ values.T).abs()
-    assert bool((error <= bound * 1.001).all())
+    bound = (largest / (2 * QUANTISED[activations])) @ values.abs().T
+    product = _multiply(_bind(weight, None, activations).fn, x, 130).double()
+    error = (product - x.double() @ values.T).abs()
+    assert bool((error <= bound * 1.001 + 1e-6).all())
     assert float((error / bound).max()) > 0.01  # something was rounded
 
 
+@pytest.mark.parametrize("activations", QUANTISED)
+@pytest.mark.parametrize("weight_format", ["gguf_q8_0", "gguf_q6_k"])
+def test_the_largest_quants_of_all_fit(
+    instruction_set: str, random_weight: MakeWeight, weight_format: str, activations: str
+) -> None:
+    """Every pair of products at its largest, of either sign: 16 bits must not saturate."""
+    weight = random_weight(weight_format, 32, 512)
+    for sign in (1.0, -1.0):
+        x = sign * weight.dequantize().sign()
+        product = _multiply(_bind(weight, None, activations).fn, x, 32)
+        expected = x.double() @ weight.dequantize().double().T
+        torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_the_number_of_threads_changes_no_bit(random_weight: MakeWeight) -> None:
-    fn = _bind(random_weight("gguf_q4_k", 1537, 768)).fn
+    fn = _bind(random_weight("gguf_q4_k", 1537, 768), None, "int16").fn
     x = torch.randn(40, 768)
     before = tokenspeed_kernel_cpu.num_threads()
     try:
@@ -102,11 +123,12 @@ def test_more_tokens_than_one_pass_takes(random_weight: MakeWeight) -> None:
         assert torch.equal(_multiply(fn, x[start : start + 5], 5), whole[start : start + 5])
 
 
+@pytest.mark.parametrize("activations", QUANTISED)
 @pytest.mark.parametrize("weight_format", int8_linear.FORMATS)
 def test_what_is_not_finite_stays_in_its_row_and_what_is_tiny_is_zero(
-    instruction_set: str, random_weight: MakeWeight, weight_format: str
+    instruction_set: str, random_weight: MakeWeight, weight_format: str, activations: str
 ) -> None:
-    fn = _bind(random_weight(weight_format, 40, 256)).fn
+    fn = _bind(random_weight(weight_format, 40, 256), None, activations).fn
     x = torch.randn(9, 256)
     x[4, 63], x[6, 0], x[7], x[8] = torch.nan, -torch.inf, 1e-31, -0.0
     out = _multiply(fn, x, 40)
@@ -115,17 +137,18 @@ def test_what_is_not_finite_stays_in_its_row_and_what_is_tiny_is_zero(
     assert not out[7:].any()
 
 
-def test_none_takes_eight_bits_unless_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, random_weight: MakeWeight
+@pytest.mark.parametrize("activations", QUANTISED)
+def test_none_quantises_unless_it_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch, random_weight: MakeWeight, activations: str
 ) -> None:
-    weight = random_weight("gguf_q8_0", 8, 64)
+    weight, name = random_weight("gguf_q8_0", 8, 64), f"cpu_gemm_linear_{activations}"
     monkeypatch.delenv(ACTIVATIONS_VARIABLE, raising=False)
     assert bind_linear(weight, None).spec.name == "cpu_gemm_linear"
     with pytest.raises(OverrideError, match="activations"):
-        bind_linear(weight, None, override=NAME)
+        bind_linear(weight, None, override=name)
     assert bind_linear(weight, None, activations="bfloat16").spec.name == "cpu_gemm_linear"
-    monkeypatch.setenv(ACTIVATIONS_VARIABLE, "int8")
-    assert bind_linear(weight, None).spec.name == NAME
+    monkeypatch.setenv(ACTIVATIONS_VARIABLE, activations)
+    assert bind_linear(weight, None).spec.name == name
     assert bind_linear(weight, None, activations="float32").spec.name == "cpu_gemm_linear"
     for not_packed in ("gguf_q2_k", "gguf_q3_k", "bfloat16", "float32"):
         assert bind_linear(random_weight(not_packed, 8, 256), None).spec.name == "cpu_gemm_linear"
@@ -189,7 +212,7 @@ def test_memory_goes_back_with_its_weight(random_weight: MakeWeight) -> None:
     assert not torch.equal(_multiply(others[0], x, 300), expected)
 
 
-def _plain(block: int, whole: Callable[[torch.Tensor], torch.Tensor], levels: float = 127.0) -> Callable[..., object]:
+def _plain(block: int, whole: Callable[[torch.Tensor], torch.Tensor], levels: float) -> Callable[..., object]:
     """A kernel in PyTorch with a scale for each ``block`` columns, whose quants are ``whole(x / scale)``."""
 
     def make(weight: QuantizedTensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
@@ -210,19 +233,19 @@ def _plain(block: int, whole: Callable[[torch.Tensor], torch.Tensor], levels: fl
 
 
 @pytest.fixture
-def planted() -> Callable[[Callable[..., object]], list[str]]:
-    """Verifies a kernel that says it takes activations in 8 bits; what was wrong."""
+def planted() -> Callable[..., list[str]]:
+    """Verifies a kernel that says it quantises its activations; what was wrong."""
     registry = active_registry()
     spec = registry.reference("gemm", "linear").spec
 
-    def verify(make: Callable[..., object]) -> list[str]:
+    def verify(make: Callable[..., object], activations: str) -> list[str]:
         wrong = dataclasses.replace(
             spec,
             name="planted",
             solution="planted",
             band=Band.PLUGIN,
             signatures=frozenset({linear_signature(WEIGHT_FORMATS["gguf_q8_0"])}),
-            traits={**spec.traits, "activations": one_of("int8")},
+            traits={**spec.traits, "activations": one_of(activations)},
         )
         report = verify_kernel(RegisteredKernel(wrong, make, "test"), registry)
         assert report.cases > 0
@@ -231,18 +254,19 @@ def planted() -> Callable[[Callable[..., object]], list[str]]:
     return verify
 
 
+@pytest.mark.parametrize(("activations", "levels"), QUANTISED.items())
 def test_the_cases_let_pass_what_keeps_the_contract_and_nothing_else(
-    planted: Callable[[Callable[..., object]], list[str]],
+    planted: Callable[..., list[str]], activations: str, levels: int
 ) -> None:
-    assert planted(_plain(32, torch.round)) == []
+    assert planted(_plain(32, torch.round, levels), activations) == []
     for wrong in (
-        _plain(32, torch.trunc),
-        _plain(32, lambda quants: quants),
-        _plain(64, torch.round),
-        _plain(1 << 20, torch.round),
-        _plain(32, torch.round, levels=63.0),
-        _plain(32, torch.round, levels=128.0),
+        _plain(32, torch.trunc, levels),
+        _plain(32, lambda quants: quants, levels),
+        _plain(64, torch.round, levels),
+        _plain(1 << 20, torch.round, levels),
+        _plain(32, torch.round, levels / 2),
+        _plain(32, torch.round, levels + 1),
     ):
-        lines = planted(wrong)
+        lines = planted(wrong, activations)
         assert "elements wrong" in "\n".join(lines)
         assert not any("raised" in line for line in lines), lines

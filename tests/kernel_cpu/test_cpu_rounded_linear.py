@@ -95,7 +95,9 @@ def test_none_rounds_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     wide = QuantizedTensor.from_dense(torch.randn(8, 64), "float32")
     assert bind_linear(wide, None).spec.name == "cpu_gemm_linear"
     monkeypatch.setenv(ACTIVATIONS_VARIABLE, "int3")
-    with pytest.raises(ValueError, match=f"{ACTIVATIONS_VARIABLE} is 'int3'; use one of float32, bfloat16, int8"):
+    with pytest.raises(
+        ValueError, match=f"{ACTIVATIONS_VARIABLE} is 'int3'; use one of float32, bfloat16, int8, int16"
+    ):
         bind_linear(weight, None)
 
 

@@ -108,7 +108,9 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--formats", type=lambda text: text.split(","), default=[*DENSE, *BLOCK_BYTES])
-    parser.add_argument("--activations", type=lambda text: text.split(","), default=["float32", "bfloat16", "int8"])
+    parser.add_argument(
+        "--activations", type=lambda text: text.split(","), default=["float32", "bfloat16", "int8", "int16"]
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     reads = reads_of_memory()

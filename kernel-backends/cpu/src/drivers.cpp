@@ -11,7 +11,7 @@ namespace tokenspeed {
 
 namespace {
 
-constexpr int64_t kInt8Tokens = 1024;   // of one pass over a weight in panels: bounds the scratch that x takes
+constexpr int64_t kPanelTokens = 1024;  // of one pass over a weight in panels: bounds the scratch that x takes
 constexpr int64_t kRoundedGrain = 64;  // rows: what linear_rounded.hpp takes together
 
 }  // namespace
@@ -48,16 +48,19 @@ void run_rounded_linear(const Weight& weight, const float* x, int64_t tokens, fl
     });
 }
 
-void run_int8_linear(const Panels& weight, const float* bias, const float* x, int64_t tokens, float* out) {
-    const Int8Products& products = *kernels().int8;
+namespace {
+
+template <class Block>
+void run_panels(const PanelProducts<Block>& products, const Panels& weight, const float* bias, const float* x, int64_t tokens,
+                float* out) {
     const int64_t blocks = weight.columns / kPanelColumns;
     const int64_t panels = panels_of(weight.rows);
-    for (int64_t first = 0; first < tokens && panels > 0; first += kInt8Tokens) {
-        const int64_t count = std::min(kInt8Tokens, tokens - first);
+    for (int64_t first = 0; first < tokens && panels > 0; first += kPanelTokens) {
+        const int64_t count = std::min(kPanelTokens, tokens - first);
         // Every piece reads it; the pieces take no scratch of their own.
-        auto* quantised = static_cast<ActivationBlock*>(scratch(count * blocks * static_cast<int64_t>(sizeof(ActivationBlock))));
+        auto* quantised = static_cast<Block*>(scratch(count * blocks * static_cast<int64_t>(sizeof(Block))));
         const float* from = x + first * weight.columns;
-        over_ranges(count, 1, threads_for(static_cast<double>(count * weight.columns) * 0.4), 2,
+        over_ranges(count, 1, threads_for(static_cast<double>(count * weight.columns) * 0.25), 2,
                     [&](int64_t begin, int64_t end) { products.quantise(weight, from, count, quantised, begin, end); });
         const double work = static_cast<double>(weight.rows) * static_cast<double>(weight.columns) *
                             (0.03 + 0.004 * static_cast<double>(count));
@@ -65,6 +68,16 @@ void run_int8_linear(const Panels& weight, const float* bias, const float* x, in
             products.linear(weight, bias, quantised, count, out + first * weight.rows, begin, end);
         });
     }
+}
+
+}  // namespace
+
+void run_panel_linear(const Panels& weight, const float* bias, const float* x, int64_t tokens, float* out, bool wide) {
+    const Int8Products& products = *kernels().int8;
+    if (wide)
+        run_panels(products.wide, weight, bias, x, tokens, out);
+    else
+        run_panels(products.narrow, weight, bias, x, tokens, out);
 }
 
 void run_embedding(const Weight& weight, const int32_t* ids, int64_t tokens, float* out) {

@@ -16,8 +16,8 @@ void run_linear(const Weight& weight, const float* x, int64_t tokens, float* out
 // format or the instruction set in force has no such products.
 void run_rounded_linear(const Weight& weight, const float* x, int64_t tokens, float* out);
 
-// The same with a weight in panels and x in 8 bits; bias [rows] may be null.
-void run_int8_linear(const Panels& weight, const float* bias, const float* x, int64_t tokens, float* out);
+// The same with a weight in panels and x in 8 bits, or in 15 where `wide`; bias [rows] may be null.
+void run_panel_linear(const Panels& weight, const float* bias, const float* x, int64_t tokens, float* out, bool wide);
 
 // out[t] = row ids[t] of the weight; ids [tokens].
 void run_embedding(const Weight& weight, const int32_t* ids, int64_t tokens, float* out);

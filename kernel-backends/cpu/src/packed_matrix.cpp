@@ -25,7 +25,7 @@ public:
     PackedMatrix(const std::string& format, int64_t rows, int64_t columns, Address data) {
         const Weight weight = weight_at(format, rows, columns, reinterpret_cast<const uint8_t*>(data), nullptr);
         if (panel_layout(weight.format).bits == 0)
-            throw std::invalid_argument("weight format '" + format + "' is not packed for activations in 8 bits");
+            throw std::invalid_argument("weight format '" + format + "' is not packed for quantised activations");
         quant_bytes_ = all_quant_bytes(weight.format, rows, columns);
         bytes_ = quant_bytes_ + all_scale_bytes(weight.format, rows, columns);
         memory_ = weight_memory(bytes_);
@@ -36,11 +36,11 @@ public:
 
     int64_t bytes() const { return bytes_; }
 
-    void multiply(Address x, int64_t tokens, Address out, Address bias) const {
+    void multiply(Address x, int64_t tokens, Address out, Address bias, bool wide) const {
         nb::gil_scoped_release released;
-        make_call([panels = panels_, x, tokens, out, bias] {
-            run_int8_linear(panels, reinterpret_cast<const float*>(bias), reinterpret_cast<const float*>(x), tokens,
-                            reinterpret_cast<float*>(out));
+        make_call([panels = panels_, x, tokens, out, bias, wide] {
+            run_panel_linear(panels, reinterpret_cast<const float*>(bias), reinterpret_cast<const float*>(x), tokens,
+                             reinterpret_cast<float*>(out), wide);
         });
     }
 
@@ -54,10 +54,10 @@ private:
 }  // namespace
 
 void bind_packed_matrix(nb::module_& m) {
-    nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix packed for products with activations in 8 bits.")
+    nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix packed for products with activations in 8 or 15 bits.")
         .def(nb::init<const std::string&, int64_t, int64_t, Address>(), "format"_a, "rows"_a, "columns"_a, "data"_a)
         .def_prop_ro("nbytes", &PackedMatrix::bytes)
-        .def("multiply", &PackedMatrix::multiply, "x"_a, "tokens"_a, "out"_a, "bias"_a);
+        .def("multiply", &PackedMatrix::multiply, "x"_a, "tokens"_a, "out"_a, "bias"_a, "wide"_a);
     m.def(
         "read_all",
         [](Address data, int64_t bytes) {

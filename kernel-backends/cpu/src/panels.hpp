@@ -1,4 +1,4 @@
-// Weights packed for products with activations in 8 bits: one layout for every instruction set. panels.cpp packs.
+// Weights packed for products with activations in 8 or 15 bits: one layout for every instruction set. panels.cpp packs.
 //
 // A panel is 16 rows, the lanes of a vector of sums; the last one is filled up with rows of zeros. A block is 32 columns of
 // a panel. The blocks' quants lie one after the other, panel by panel and in the order of the columns, and so do their
@@ -91,14 +91,29 @@ struct ActivationBlock {
     float sum;         // scale * the sum of the quants
 };
 
-// Products of packed weights with activations in 8 bits; see kernels/linear_int8.hpp.
-struct Int8Products {
+// The same in 15 bits: a quant is 128 * high + low, both in signed bytes.
+struct WideActivationBlock {
+    int8_t high[kPanelColumns];
+    int8_t low[kPanelColumns];
+    float scale;
+    int32_t start[2];
+    float sum;
+};
+
+// Products of packed weights with quantised activations, `Block` by block; see kernels/linear_int8.hpp.
+template <class Block>
+struct PanelProducts {
     // Quantises tokens [begin, end) of x [tokens, columns] to their places in `out`, which has tokens * columns / 32 blocks.
-    void (*quantise)(const Panels& weight, const float* x, int64_t tokens, ActivationBlock* out, int64_t begin, int64_t end);
+    void (*quantise)(const Panels& weight, const float* x, int64_t tokens, Block* out, int64_t begin, int64_t end);
     // out[t, row] = x[t, :] . weight[row, :] (+ bias[row], where there is one) for the rows of panels [begin, end); x as
     // `quantise` leaves it, out [tokens, rows].
-    void (*linear)(const Panels& weight, const float* bias, const ActivationBlock* x, int64_t tokens, float* out,
-                   int64_t begin, int64_t end);
+    void (*linear)(const Panels& weight, const float* bias, const Block* x, int64_t tokens, float* out, int64_t begin,
+                   int64_t end);
+};
+
+struct Int8Products {
+    PanelProducts<ActivationBlock> narrow;
+    PanelProducts<WideActivationBlock> wide;
 };
 
 }  // namespace tokenspeed

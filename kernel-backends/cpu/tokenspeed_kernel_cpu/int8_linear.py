@@ -1,4 +1,4 @@
-"""gemm.linear with activations in 8 bits, on weights packed at binding; contract: tokenspeed_kernel.ops.gemm."""
+"""gemm.linear with quantised activations, on weights packed at binding; contract: tokenspeed_kernel.ops.gemm."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class PackedWeight:
 
 
 def pack(weight: QuantizedTensor) -> PackedWeight:
-    """The weight in memory of its own, the same values in another order; pre-processor of ``make_int8_linear``.
+    """The weight in memory of its own, the same values in another order; the pre-processor of these kernels.
 
     Where the weight lies in a file that is mapped shared, the resident pages of the map are given back, so that one
     copy stays in memory; who reads them again, an embedding of the same table, gets them from the file.
@@ -49,7 +49,16 @@ def pack(weight: QuantizedTensor) -> PackedWeight:
 
 
 def make_int8_linear(weight: PackedWeight, bias: torch.Tensor | None) -> Kernel:
-    """``fn(x [T, K], out [T, N])`` with x quantised in the call."""
+    """``fn(x [T, K], out [T, N])`` with x in 8 bits."""
+    return _product(weight, bias, wide=False)
+
+
+def make_int16_linear(weight: PackedWeight, bias: torch.Tensor | None) -> Kernel:
+    """``fn(x [T, K], out [T, N])`` with x in 15 bits: two products of 8 bits."""
+    return _product(weight, bias, wide=True)
+
+
+def _product(weight: PackedWeight, bias: torch.Tensor | None, *, wide: bool) -> Kernel:
     dense_bias = None if bias is None else bias.contiguous()
     multiply, (rows, columns) = weight.matrix.multiply, weight.shape
     bias_address = 0 if dense_bias is None else dense_bias.data_ptr()
@@ -60,6 +69,6 @@ def make_int8_linear(weight: PackedWeight, bias: torch.Tensor | None) -> Kernel:
 
     @checked(check)
     def linear(x: torch.Tensor, out: torch.Tensor, _alive: object = (weight, dense_bias)) -> None:
-        multiply(x.data_ptr(), x.size(0), out.data_ptr(), bias_address)
+        multiply(x.data_ptr(), x.size(0), out.data_ptr(), bias_address, wide)
 
     return linear

@@ -40,7 +40,8 @@ RECORDER = "cpu"
 """Notes the calls of all kernels of a forward; sampling ends a step, and its buffers are its caller's."""
 
 INT8_SOLUTION = "cpu_native_int8"
-"""Products with activations in 8 bits: chosen only where the caller allows it."""
+INT16_SOLUTION = "cpu_native_int16"
+"""Products with activations in 8 and in 15 bits: chosen only where the caller allows it."""
 
 RECORDS = Path(__file__).parent / "verified.json"
 """What scripts/verify_cpu_kernels.py found, by kernel version and instruction set."""
@@ -152,15 +153,19 @@ def register() -> None:
         features=frozenset({"avx512_bf16"}),
         band=Band.SPECIALISED,
     )
-    _register(
-        "gemm.linear",
-        int8_linear.make_int8_linear,
-        _INT8_LINEAR,
-        {**_SIZES, "activations": one_of("int8")},
-        solution=INT8_SOLUTION,
-        band=Band.SPECIALISED,
-        weight_preprocessor=int8_linear.pack,
-    )
+    for solution, make, activations in (
+        (INT8_SOLUTION, int8_linear.make_int8_linear, "int8"),
+        (INT16_SOLUTION, int8_linear.make_int16_linear, "int16"),
+    ):
+        _register(
+            "gemm.linear",
+            make,
+            _INT8_LINEAR,
+            {**_SIZES, "activations": one_of(activations)},
+            solution=solution,
+            band=Band.SPECIALISED,
+            weight_preprocessor=int8_linear.pack,
+        )
     _register("embedding.lookup", linear.make_lookup, _LOOKUP, version="2")
     _register("norm.rms", elementwise.rms, _NORM)
     _register("norm.fused_add_rms", elementwise.fused_add_rms, _NORM)

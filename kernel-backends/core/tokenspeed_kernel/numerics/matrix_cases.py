@@ -44,13 +44,18 @@ def _whole_blocks(format_name: str, columns: int) -> int:
     return (columns + elements - 1) // elements * elements
 
 
-def _in_eight_bits(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x float64 [T, K], K a multiple of 32, as the activations "int8" take it; and by how much an element may be off:
-    one step where it lies at the middle of two, as closely as float32 can tell."""
+_LEVELS = {"int8": (127.0, 1e-4), "int16": (127.0 * 128.0, 1e-2)}
+"""Activations to their largest quant, and how far from the middle of two float32 still may take either."""
+
+
+def _quantised(x: torch.Tensor, activations: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """x float64 [T, K], K a multiple of 32, as the ``activations`` take it; and by how much an element may be off: one
+    step where it lies at the middle of two, as closely as float32 can tell."""
+    levels, tolerance = _LEVELS[activations]
     blocks = split_last(x, -1, 32)
-    step = blocks.abs().amax(dim=-1, keepdim=True) / 127.0
+    step = blocks.abs().amax(dim=-1, keepdim=True) / levels
     ratio = torch.where(step > 0.0, blocks / step, 0.0)
-    undecided = ((ratio - ratio.floor()) - 0.5).abs() < 1e-4
+    undecided = ((ratio - ratio.floor()) - 0.5).abs() < tolerance
     return (ratio.round() * step).flatten(1), (undecided * step).flatten(1)
 
 
@@ -74,7 +79,9 @@ def _linear_case(
         return {"out": out}
 
     def expect() -> dict[str, Expectation]:
-        taken, slack = _in_eight_bits(x.double()) if activations == "int8" else (x.double(), torch.zeros(1, k).double())
+        taken, slack = x.double(), torch.zeros(1, k).double()
+        if activations in _LEVELS:
+            taken, slack = _quantised(taken, activations)
         exact = taken @ random.values.T
         size = taken.abs() @ random.magnitude.T
         if bias is not None:
@@ -89,23 +96,25 @@ def _linear_case(
 def linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Odd sizes, no rows, one row, one output, many rows; with and without a bias; and inputs of very different
     sizes. With bfloat16 weights all of it again for kernels that may round their inputs to bfloat16, with blocks for
-    those that take them in 8 bits."""
+    those that quantise them."""
     format_name = _FORMAT_NAMES[signature["weight"]]
-    rounded = {"bfloat16": "bfloat16"}.get(format_name, "int8" if format_name in BLOCK_ELEMENTS else None)
+    roundings = tuple(_LEVELS) if format_name in BLOCK_ELEMENTS else ()
+    if format_name == "bfloat16":
+        roundings = ("bfloat16",)
     for name, rows, n, k, with_bias in _LINEAR_SHAPES:
         k = _whole_blocks(format_name, k)
         random = random_weight(format_name, n, k, generator)
         bias = torch.randn(n, generator=generator) if with_bias else None
         x = torch.randn(rows, k, generator=generator)
         yield _linear_case(name, x, random, bias)
-        if rounded is not None:
-            yield _linear_case(f"{name}, rounded", x, random, bias, rounded)
+        for activations in roundings:
+            yield _linear_case(f"{name}, rounded to {activations}", x, random, bias, activations)
     k = _whole_blocks(format_name, 128)
     random = random_weight(format_name, 24, k, generator)
     x = torch.randn(4, k, generator=generator) * torch.logspace(-12, 4, k)
     yield _linear_case("inputs over sixteen decades", x, random, None)
-    if rounded is not None:
-        yield _linear_case("inputs over sixteen decades, rounded", x, random, None, rounded)
+    for activations in roundings:
+        yield _linear_case(f"inputs over sixteen decades, rounded to {activations}", x, random, None, activations)
 
 
 def _head_linear_case(name: str, x: torch.Tensor, spare: int, random: RandomWeight) -> Case:

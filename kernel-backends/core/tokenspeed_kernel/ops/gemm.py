@@ -19,10 +19,11 @@ The trait ``activations`` says what x is rounded to before the product: "float32
 "bfloat16" the sums stay float32, and each result lies within 2^-8 of the sum of its terms' absolute values. A kernel
 that rounds takes "bfloat16" only, so none is chosen unless somebody asked for it.
 
-Under "int8", for weights in blocks, each token's x is taken 32 columns at a time. Their scale is the largest magnitude
-over 127, and each becomes the nearest multiple of it (either one at the middle); all become 0 where the largest is
-below 2^-100, and a NaN or an infinity makes every result of its token NaN. So a result is off by at most the sum over
-the columns of the weight's magnitude times the largest x of the 32, over 254. Here too a kernel takes "int8" only.
+Under "int8" and "int16", for weights in blocks, each token's x is taken 32 columns at a time. Their scale is the
+largest magnitude over 127 ("int8") or over 127 * 128 ("int16"), and each becomes the nearest multiple of it (either one
+at the middle); all become 0 where the largest is below 2^-100, and a NaN or an infinity makes every result of its token
+NaN. So a result is off by at most the sum over the columns of the weight's magnitude times half their scale. Here too
+a kernel takes the one or the other only.
 """
 
 import os
@@ -40,7 +41,7 @@ from tokenspeed_kernel.traits import OneOf, Range, TraitDeclaration, TraitValue,
 ACTIVATIONS_VARIABLE = "TOKENSPEED_KERNEL_ACTIVATIONS"
 """Environment: the ``activations`` of every product whose caller says none."""
 
-ACTIVATIONS = ("float32", "bfloat16", "int8")
+ACTIVATIONS = ("float32", "bfloat16", "int8", "int16")
 
 LINEAR = declare_operation(
     Operation(

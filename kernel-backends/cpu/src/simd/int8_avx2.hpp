@@ -37,6 +37,11 @@ inline Floats mul(Floats a, Floats b) {
 inline Floats fma(Floats a, Floats b, Floats c) {
     return {{_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
 }
+inline Integers broadcast(int32_t value) { return {{_mm256_set1_epi32(value), _mm256_set1_epi32(value)}}; }
+inline Integers plus(Integers a, Integers b) {
+    return {{_mm256_add_epi32(a.half[0], b.half[0]), _mm256_add_epi32(a.half[1], b.half[1])}};
+}
+inline Integers times_128(Integers v) { return {{_mm256_slli_epi32(v.half[0], 7), _mm256_slli_epi32(v.half[1], 7)}}; }
 inline Floats to_float(Integers integers) {
     return {{_mm256_cvtepi32_ps(integers.half[0]), _mm256_cvtepi32_ps(integers.half[1])}};
 }
@@ -105,12 +110,11 @@ inline __m256i pairs(__m256i w, __m256i x) {
     return _mm256_maddubs_epi16(w, x);
 }
 
-// `start` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
+// `sums` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
 template <int kBits, int kBegin, int kEnd>
-inline Integers dot(int32_t start, const ColumnGroup (&w)[8], const int8_t* x) {
+inline Integers dot(Integers sums, const ColumnGroup (&w)[8], const int8_t* x) {
     // Groups whose pairs fit 16 bits together: 2 * 127 * (2^bits - 1) times their number is below 2^15.
     constexpr int kRun = kBits == 8 ? 1 : 1 << (7 - kBits);
-    Integers sums = {{_mm256_set1_epi32(start), _mm256_set1_epi32(start)}};
     for (int begin = kBegin; begin < kEnd; begin += kRun) {
         __m256i run[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
         for (int g = begin; g < begin + kRun && g < kEnd; ++g) {
@@ -141,16 +145,34 @@ inline int32_t sum_of(__m256i v) {
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 }
+// Sixteen integers that fit eight bits, as bytes.
+inline void store_bytes(int8_t* p, __m256i low, __m256i high) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+inline __m256i rounded(const float* x, float factor) {
+    return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), _mm256_set1_ps(factor)));
+}
 // 32 floats times `factor`, rounded to nearest even; the sums of the first 16 and of the others.
 inline void round_quants(const float* x, float factor, int8_t* quants, int32_t (&sums)[2]) {
     for (int half = 0; half < 2; ++half) {
-        const __m256 scale = _mm256_set1_ps(factor);
-        const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * half), scale));
-        const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * half + 8), scale));
-        const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
-        const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-        _mm_storeu_si128((__m128i*)(quants + 16 * half), bytes);
-        sums[half] = sum_of(_mm256_add_epi32(low, high));
+        const __m256i first = rounded(x + 16 * half, factor), other = rounded(x + 16 * half + 8, factor);
+        store_bytes(quants + 16 * half, first, other);
+        sums[half] = sum_of(_mm256_add_epi32(first, other));
+    }
+}
+// The same where a quant is 128 * high + low, low from -64 to 63.
+inline void round_wide_quants(const float* x, float factor, int8_t* high, int8_t* low, int32_t (&sums)[2]) {
+    for (int half = 0; half < 2; ++half) {
+        __m256i whole[2], upper[2], lower[2];
+        for (int i = 0; i < 2; ++i) {
+            whole[i] = rounded(x + 16 * half + 8 * i, factor);
+            upper[i] = _mm256_srai_epi32(_mm256_add_epi32(whole[i], _mm256_set1_epi32(64)), 7);
+            lower[i] = _mm256_sub_epi32(whole[i], _mm256_slli_epi32(upper[i], 7));
+        }
+        store_bytes(high + 16 * half, upper[0], upper[1]);
+        store_bytes(low + 16 * half, lower[0], lower[1]);
+        sums[half] = sum_of(_mm256_add_epi32(whole[0], whole[1]));
     }
 }
 

@@ -10,6 +10,7 @@ namespace tokenspeed::int8_avx512_lanes {
 namespace {
 
 using Floats = __m512;       // a number for each row of a panel
+using Integers = __m512i;
 using ColumnGroup = __m512i;  // unsigned quants of four columns
 
 constexpr int kTokens = 12;  // of a tile: their sums, the unpacked quants of a block and what they meet fill the registers
@@ -19,7 +20,10 @@ inline Floats set(float value) { return _mm512_set1_ps(value); }
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-inline Floats to_float(__m512i integers) { return _mm512_cvtepi32_ps(integers); }
+inline Integers broadcast(int32_t value) { return _mm512_set1_epi32(value); }
+inline Integers plus(Integers a, Integers b) { return _mm512_add_epi32(a, b); }
+inline Integers times_128(Integers v) { return _mm512_slli_epi32(v, 7); }
+inline Floats to_float(Integers integers) { return _mm512_cvtepi32_ps(integers); }
 inline Floats load_first(const float* p, int64_t count) { return _mm512_maskz_loadu_ps(first(count), p); }
 inline void store_first(float* p, Floats v, int64_t count) { _mm512_mask_storeu_ps(p, first(count), v); }
 
@@ -68,6 +72,18 @@ inline void round_quants(const float* x, float factor, int8_t* quants, int32_t (
     for (int half = 0; half < 2; ++half) {
         const __m512i rounded = _mm512_cvtps_epi32(mul(_mm512_loadu_ps(x + 16 * half), set(factor)));
         _mm_storeu_si128((__m128i*)(quants + 16 * half), _mm512_cvtepi32_epi8(rounded));
+        sums[half] = _mm512_reduce_add_epi32(rounded);
+    }
+}
+
+// The same where a quant is 128 * high + low, low from -64 to 63.
+inline void round_wide_quants(const float* x, float factor, int8_t* high, int8_t* low, int32_t (&sums)[2]) {
+    for (int half = 0; half < 2; ++half) {
+        const __m512i rounded = _mm512_cvtps_epi32(mul(_mm512_loadu_ps(x + 16 * half), set(factor)));
+        const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(64)), 7);
+        const __m512i lower = _mm512_sub_epi32(rounded, times_128(upper));
+        _mm_storeu_si128((__m128i*)(high + 16 * half), _mm512_cvtepi32_epi8(upper));
+        _mm_storeu_si128((__m128i*)(low + 16 * half), _mm512_cvtepi32_epi8(lower));
         sums[half] = _mm512_reduce_add_epi32(rounded);
     }
 }

@@ -22,12 +22,11 @@ inline __m512i pairs(ColumnGroup w, __m512i x) {
     return _mm512_maddubs_epi16(w, x);
 }
 
-// `start` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
+// `sums` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
 template <int kBits, int kBegin, int kEnd>
-inline __m512i dot(int32_t start, const ColumnGroup (&w)[8], const int8_t* x) {
+inline Integers dot(Integers sums, const ColumnGroup (&w)[8], const int8_t* x) {
     // Groups whose pairs fit 16 bits together: 2 * 127 * (2^bits - 1) times their number is below 2^15.
     constexpr int kRun = kBits == 8 ? 1 : 1 << (7 - kBits);
-    __m512i sums = _mm512_set1_epi32(start);
     for (int begin = kBegin; begin < kEnd; begin += kRun) {
         __m512i run = _mm512_setzero_si512();
         for (int g = begin; g < begin + kRun && g < kEnd; ++g) {

@@ -10,10 +10,9 @@ using namespace int8_avx512_lanes;
 
 constexpr int32_t kEightBitZero = 128;  // of 8-bit quants, which are multiplied as they are
 
-// `start` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
+// `sums` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
 template <int kBits, int kBegin, int kEnd>
-inline __m512i dot(int32_t start, const ColumnGroup (&w)[8], const int8_t* x) {
-    __m512i sums = _mm512_set1_epi32(start);
+inline Integers dot(Integers sums, const ColumnGroup (&w)[8], const int8_t* x) {
     for (int g = kBegin; g < kEnd; ++g) {
         int32_t four;
         memcpy(&four, x + 4 * g, 4);

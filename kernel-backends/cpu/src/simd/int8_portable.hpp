@@ -25,6 +25,9 @@ inline Floats fma(Floats a, Floats b, Floats c) {
     for (int i = 0; i < 16; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return r;
 }
+inline Integers broadcast(int32_t value) { return Integers{} + value; }
+inline Integers plus(Integers a, Integers b) { return a + b; }
+inline Integers times_128(Integers v) { return v * 128; }
 inline Floats to_float(Integers integers) { return __builtin_convertvector(integers, Floats); }
 inline Floats load_first(const float* p, int64_t count) {
     Floats v{};
@@ -66,10 +69,9 @@ inline void unpack(const uint8_t* quants, ColumnGroup (&w)[8]) {
     }
 }
 
-// `start` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
+// `sums` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
 template <int kBits, int kBegin, int kEnd>
-inline Integers dot(int32_t start, const ColumnGroup (&w)[8], const int8_t* x) {
-    Integers sums = Integers{} + start;
+inline Integers dot(Integers sums, const ColumnGroup (&w)[8], const int8_t* x) {
     for (int g = kBegin; g < kEnd; ++g)
         for (int row = 0; row < 16; ++row)
             for (int c = 0; c < 4; ++c) sums[row] += (int32_t)w[g][4 * row + c] * x[4 * g + c];
@@ -87,13 +89,26 @@ inline uint32_t largest_magnitude(const float* x) {
     }
     return largest;
 }
+// To the nearest integer, of two the even one, for magnitudes below 2^22.
+inline int32_t rounded(float value) {
+    const float magic = 12582912.0f;  // pushes the fraction out of the significand
+    return (int32_t)((value + magic) - magic);
+}
 // 32 floats times `factor`, rounded to nearest even; the sums of the first 16 and of the others.
 inline void round_quants(const float* x, float factor, int8_t* quants, int32_t (&sums)[2]) {
-    const float magic = 12582912.0f;  // pushes the fraction out of the significand
     for (int i = 0; i < 32; ++i) {
-        const int32_t rounded = (int32_t)((x[i] * factor + magic) - magic);
-        quants[i] = (int8_t)rounded;
-        sums[i / 16] += rounded;
+        const int32_t whole = rounded(x[i] * factor);
+        quants[i] = (int8_t)whole;
+        sums[i / 16] += whole;
+    }
+}
+// The same where a quant is 128 * high + low, low from -64 to 63.
+inline void round_wide_quants(const float* x, float factor, int8_t* high, int8_t* low, int32_t (&sums)[2]) {
+    for (int i = 0; i < 32; ++i) {
+        const int32_t whole = rounded(x[i] * factor);
+        high[i] = (int8_t)((whole + 64) >> 7);
+        low[i] = (int8_t)(whole - high[i] * 128);
+        sums[i / 16] += whole;
     }
 }
 
