@@ -23,6 +23,7 @@ import tokenspeed_kernel_cpu
 from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES
 from tokenspeed_kernel.numerics.weights import random_weight
 from tokenspeed_kernel.ops import bind_linear
+from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_cpu import _native
 
@@ -115,6 +116,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     reads = reads_of_memory()
     rows = WEIGHTS // arguments.columns
+    load_plugins()  # puts the platform's instruction set in force
     instruction_set = tokenspeed_kernel_cpu.instruction_set()
     print(f"weights of {rows} x {arguments.columns}, {instruction_set}, {arguments.threads} threads")
     print(

@@ -163,6 +163,8 @@ void multiply_panels(const Call& call, const Block* x, int64_t tokens, int64_t b
     const int64_t blocks = call.weight.columns / kPanelColumns;
     const int64_t cached = kCachedBytes / (blocks * quant_bytes(kBits));
     const int64_t step = tokens <= kFewTokens || cached < 1 ? 1 : cached;
+    const uint8_t* first_quants = call.weight.quants + begin * blocks * quant_bytes(kBits);
+    for (int64_t at = 0; at < kPrefetchBytes; at += 64) __builtin_prefetch(first_quants + at, 0, 2);
     for (int64_t panel = begin; panel < end; panel += step) {
         for (int64_t group = 0; group < groups_of(tokens); ++group) {
             const int64_t first = first_token(group, tokens), count = first_token(group + 1, tokens) - first;

@@ -1,4 +1,4 @@
-// Panels of 16 rows in the compiler's generic vectors, for any architecture: what kernels/linear_int8.hpp is written on.
+// Panels of 16 rows in the compiler's generic vectors, for any little-endian architecture: what kernels/linear_int8.hpp is written on.
 // C headers only, see avx512.hpp.
 #pragma once
 
@@ -7,28 +7,63 @@
 namespace tokenspeed::int8_portable {
 namespace {
 
-typedef float Floats __attribute__((vector_size(64)));  // a number for each row of a panel
-typedef int32_t Integers __attribute__((vector_size(64)));
-typedef uint8_t ColumnGroup __attribute__((vector_size(64)));  // unsigned quants of four columns
-typedef uint8_t Bytes16 __attribute__((vector_size(16)));
-typedef int8_t Signed16 __attribute__((vector_size(16)));
+// Four rows to a vector, for 16 bytes are what the least of processors has.
+typedef float Float4 __attribute__((vector_size(16)));
+typedef int32_t Int4 __attribute__((vector_size(16)));
+typedef uint32_t Word4 __attribute__((vector_size(16)));
+typedef int16_t Short8 __attribute__((vector_size(16)));
+
+// A number for each row of a panel.
+struct Floats {
+    Float4 part[4];
+};
+struct Integers {
+    Int4 part[4];
+};
+// Unsigned quants of four columns.
+struct ColumnGroup {
+    Word4 part[4];
+};
 
 constexpr int kTokens = 2;
 constexpr int32_t kEightBitZero = 128;  // of 8-bit quants, which are multiplied as they are
 
-inline Floats set(float value) { return Floats{} + value; }
-inline Floats add(Floats a, Floats b) { return a + b; }
-inline Floats mul(Floats a, Floats b) { return a * b; }
+inline Floats set(float value) {
+    const Float4 v = Float4{} + value;
+    return {{v, v, v, v}};
+}
+inline Floats add(Floats a, Floats b) {
+    for (int i = 0; i < 4; ++i) a.part[i] += b.part[i];
+    return a;
+}
+inline Floats mul(Floats a, Floats b) {
+    for (int i = 0; i < 4; ++i) a.part[i] *= b.part[i];
+    return a;
+}
 // Rounded once, also where the processor cannot: the other sets' bits are promised.
 inline Floats fma(Floats a, Floats b, Floats c) {
-    Floats r;
-    for (int i = 0; i < 16; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return r;
+    for (int i = 0; i < 4; ++i)
+        for (int lane = 0; lane < 4; ++lane)
+            c.part[i][lane] = __builtin_fmaf(a.part[i][lane], b.part[i][lane], c.part[i][lane]);
+    return c;
 }
-inline Integers broadcast(int32_t value) { return Integers{} + value; }
-inline Integers plus(Integers a, Integers b) { return a + b; }
-inline Integers times_128(Integers v) { return v * 128; }
-inline Floats to_float(Integers integers) { return __builtin_convertvector(integers, Floats); }
+inline Integers broadcast(int32_t value) {
+    const Int4 v = Int4{} + value;
+    return {{v, v, v, v}};
+}
+inline Integers plus(Integers a, Integers b) {
+    for (int i = 0; i < 4; ++i) a.part[i] += b.part[i];
+    return a;
+}
+inline Integers times_128(Integers v) {
+    for (int i = 0; i < 4; ++i) v.part[i] *= 128;
+    return v;
+}
+inline Floats to_float(Integers integers) {
+    Floats v;
+    for (int i = 0; i < 4; ++i) v.part[i] = __builtin_convertvector(integers.part[i], Float4);
+    return v;
+}
 inline Floats load_first(const float* p, int64_t count) {
     Floats v{};
     memcpy(&v, p, (size_t)count * sizeof(float));
@@ -38,43 +73,60 @@ inline void store_first(float* p, Floats v, int64_t count) { memcpy(p, &v, (size
 
 inline Floats widen_halves(const uint8_t* p) {
     Floats v;
-    for (int i = 0; i < 16; ++i) v[i] = portable::float16_to_float(p + 2 * i);
+    for (int i = 0; i < 16; ++i) v.part[i / 4][i % 4] = portable::float16_to_float(p + 2 * i);
     return v;
 }
-template <class Bytes>
+template <class Byte>
 inline Floats widen(const uint8_t* p) {
-    Bytes bytes;
-    memcpy(&bytes, p, 16);
-    return __builtin_convertvector(bytes, Floats);
+    Floats v;
+    for (int i = 0; i < 16; ++i) v.part[i / 4][i % 4] = (float)(Byte)p[i];
+    return v;
 }
-inline Floats widen_unsigned(const uint8_t* p) { return widen<Bytes16>(p); }
-inline Floats widen_signed(const uint8_t* p) { return widen<Signed16>(p); }
+inline Floats widen_unsigned(const uint8_t* p) { return widen<uint8_t>(p); }
+inline Floats widen_signed(const uint8_t* p) { return widen<int8_t>(p); }
 
-inline ColumnGroup load_group(const uint8_t* p) {
-    ColumnGroup group;
-    memcpy(&group, p, sizeof group);
-    return group;
+inline Word4 load_words(const uint8_t* p, int part) {
+    Word4 words;
+    memcpy(&words, p + 16 * part, sizeof words);
+    return words;
 }
 
 // The column groups of a block.
 template <int kBits>
 inline void unpack(const uint8_t* quants, ColumnGroup (&w)[8]) {
     for (int g = 0; g < 8; ++g) {
-        if constexpr (kBits == 8)
-            w[g] = load_group(quants + 64 * g);
-        else
-            w[g] = (load_group(quants + g % 4 * 64) >> (uint8_t)(g / 4 * 4)) & 15;
-        if constexpr (kBits == 5) w[g] |= ((load_group(quants + 256) >> (uint8_t)g) & 1) << 4;
-        if constexpr (kBits == 6) w[g] |= ((load_group(quants + 256 + g / 4 * 64) >> (uint8_t)(g % 4 * 2)) & 3) << 4;
+        for (int i = 0; i < 4; ++i) {
+            Word4& words = w[g].part[i];
+            if constexpr (kBits == 8)
+                words = load_words(quants + 64 * g, i);
+            else
+                words = load_words(quants + g % 4 * 64, i) >> (g / 4 * 4) & 0x0f0f0f0fu;
+            if constexpr (kBits == 5) words |= (load_words(quants + 256, i) >> g & 0x01010101u) << 4;
+            if constexpr (kBits == 6)
+                words |= (load_words(quants + 256 + g / 4 * 64, i) >> (g % 4 * 2) & 0x03030303u) << 4;
+        }
     }
 }
 
-// `sums` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row.
+// Two signed bytes, 16 bits apart in each row's word.
+inline Short8 pair(int8_t low, int8_t high) {
+    return (Short8)(Word4{} + ((uint32_t)(uint16_t)low | (uint32_t)(uint16_t)high << 16));
+}
+// The sums of both halves of each row's word.
+inline Int4 halves_sum(Short8 products) { return ((Int4)((Word4)products << 16) >> 16) + ((Int4)products >> 16); }
+
+// `sums` plus the products of column groups [kBegin, kEnd) with their columns in `x`, of each row. A product fits 16 bits.
 template <int kBits, int kBegin, int kEnd>
 inline Integers dot(Integers sums, const ColumnGroup (&w)[8], const int8_t* x) {
-    for (int g = kBegin; g < kEnd; ++g)
-        for (int row = 0; row < 16; ++row)
-            for (int c = 0; c < 4; ++c) sums[row] += (int32_t)w[g][4 * row + c] * x[4 * g + c];
+    for (int g = kBegin; g < kEnd; ++g) {
+        const int8_t* columns = x + 4 * g;
+        const Short8 even = pair(columns[0], columns[2]), odd = pair(columns[1], columns[3]);
+        for (int i = 0; i < 4; ++i) {
+            const Word4 words = w[g].part[i];
+            sums.part[i] += halves_sum((Short8)(words & 0x00ff00ffu) * even);
+            sums.part[i] += halves_sum((Short8)(words >> 8 & 0x00ff00ffu) * odd);
+        }
+    }
     return sums;
 }
 
