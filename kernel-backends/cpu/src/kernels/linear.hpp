@@ -154,13 +154,17 @@ void linear_few(const Weight& weight, const float* x, int64_t tokens, float* out
 
 inline int64_t padded_columns(const Weight& weight) { return (weight.columns + kLanes - 1) / kLanes * kLanes; }
 
+// Elements from one widened row to the next: a line more than the columns take, because rows a power of two apart would
+// share a few sets of the first-level cache.
+inline int64_t widened_stride(const Weight& weight) { return padded_columns(weight) + 16; }
+
 // Weight rows that are widened together: a multiple of kRows.
 inline int64_t decoded_rows(const Weight& weight) {
     int64_t rows = kDecodedBytes / (padded_columns(weight) * 4) / kRows * kRows;
     return rows < kRows ? kRows : (rows > 64 ? 64 : rows);
 }
 
-int64_t linear_scratch(const Weight& weight) { return decoded_rows(weight) * padded_columns(weight) * 4; }
+int64_t linear_scratch(const Weight& weight) { return decoded_rows(weight) * widened_stride(weight) * 4; }
 
 template <class Format>
 void decode_columns(const Weight& weight, int64_t row, float* out, bool pad) {
@@ -184,29 +188,34 @@ void decode_columns(const Weight& weight, int64_t row, float* out, bool pad) {
     }
 }
 
-// One register tile: kRows widened rows against Tokens tokens.
+// One register tile: kRows widened rows against Tokens tokens. Unrolled by request: only then do the sums stay in registers
+// from the first loop to the last.
 template <int Tokens>
 void multiply_tile(const Weight& weight, const float* rows, const float* x, float* out, int64_t row, int64_t count) {
     const int64_t columns = weight.columns;
-    const int64_t stride = padded_columns(weight);
+    const int64_t stride = widened_stride(weight);
     const int64_t whole = columns / kLanes * kLanes;
     Vec sums[Tokens][kRows];
+#pragma GCC unroll 8
     for (int t = 0; t < Tokens; ++t)
         for (int r = 0; r < kRows; ++r) sums[t][r] = zero();
     for (int64_t column = 0; column < whole; column += kLanes) {
         Vec w[kRows];
         for (int r = 0; r < kRows; ++r) w[r] = load(rows + r * stride + column);
+#pragma GCC unroll 8
         for (int t = 0; t < Tokens; ++t) {
             Vec input = load(x + t * columns + column);
             for (int r = 0; r < kRows; ++r) sums[t][r] = fma(w[r], input, sums[t][r]);
         }
     }
     if (whole < columns) {
+#pragma GCC unroll 8
         for (int t = 0; t < Tokens; ++t) {
             Vec input = load_first(x + t * columns + whole, columns - whole);
             for (int r = 0; r < kRows; ++r) sums[t][r] = fma(load(rows + r * stride + whole), input, sums[t][r]);
         }
     }
+#pragma GCC unroll 8
     for (int t = 0; t < Tokens; ++t) {
         float four[4];
         sum_four(sums[t][0], sums[t][1], sums[t][2], sums[t][3], four);
@@ -227,7 +236,7 @@ void multiply_rest(const Weight& weight, const float* rows, const float* x, int6
 template <class Format>
 void linear_blocked(const Weight& weight, const float* x, int64_t tokens, float* out, int64_t begin, int64_t end,
                     float* scratch) {
-    const int64_t stride = padded_columns(weight);
+    const int64_t stride = widened_stride(weight);
     const int64_t tile = decoded_rows(weight);
     for (int64_t first_row = begin; first_row < end; first_row += tile) {
         const int64_t rows = smaller(tile, end - first_row);
