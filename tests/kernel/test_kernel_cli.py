@@ -53,7 +53,7 @@ def test_explain_takes_formats_traits_and_an_override(capsys):
     )
     assert status == 0
     assert out.count("attention.decode\n") == 1
-    assert "traits     causal=True, head_dim=80, kernel_page_size=64, q_per_kv=3, " in out
+    assert "traits     activations=float32, causal=True, head_dim=80, kernel_page_size=64, q_per_kv=3, " in out
     assert "-> 1. reference_attention_decode" in out
 
 

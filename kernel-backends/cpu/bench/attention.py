@@ -1,6 +1,7 @@
 """Paged attention beside the machine's read bandwidth and torch's attention in the same run.
 
     python bench/attention.py [--kinds gqa,mla,extend] [--contexts 512,4096,16384] [--batches 1,8] [--threads 2]
+                              [--activations float32,bfloat16]
 
 Decode: the bytes of the cache that a call reads over its time, as GB/s and as share of the read bandwidth (torch's sum
 of memory, which needs two threads or more to be bound by memory), and the arithmetic, which is what limits latent
@@ -16,6 +17,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from linear import Action, shortest
@@ -63,7 +65,7 @@ def sequences(fields: int, heads: int, width: int, batch: int, context: int) -> 
 def line(name: str, best: dict[str, float], size: int, operations: float) -> str:
     """One line of the table: ours, torch, the read."""
     bandwidth = READ_BYTES / best["read"]
-    text = f"{name:38}"
+    text = f"{name:42}"
     for who in ("ours", "torch"):
         rate = size / best[who]
         text += (
@@ -72,11 +74,15 @@ def line(name: str, best: dict[str, float], size: int, operations: float) -> str
     return f"{text} |{bandwidth / 1e9:6.1f}"
 
 
-def grouped_decode(heads: tuple[int, int, int], batch: int, context: int, reads: Sequence[Action]) -> str:
+def grouped_decode(
+    heads: tuple[int, int, int], batch: int, context: int, activations: str, reads: Sequence[Action]
+) -> str:
     """Grouped-query attention, one token a sequence."""
     q_heads, kv_heads, dim = heads
     held = sequences(2, kv_heads, dim, batch, context)
-    bound = bind_attention_decode(head_dim=dim, q_per_kv=q_heads // kv_heads, kernel_page_size=PAGE, kv_dtype=KV_DTYPE)
+    bound = bind_attention_decode(
+        head_dim=dim, q_per_kv=q_heads // kv_heads, kernel_page_size=PAGE, kv_dtype=KV_DTYPE, activations=activations
+    )
     q, out = torch.randn(batch, q_heads, dim), torch.empty(batch, q_heads, dim)
     keys, values = held.arena[:, 0], held.arena[:, 1]
     ours = [partial(bound.fn, q, keys, values, table, held.lengths, dim**-0.5, 0, out) for table in held.tables]
@@ -87,15 +93,22 @@ def grouped_decode(heads: tuple[int, int, int], batch: int, context: int, reads:
     ]
     best = shortest({"read": reads, "ours": ours, "torch": theirs}, ROUNDS)
     size = 2 * batch * context * kv_heads * dim * KV_DTYPE.itemsize
-    name = f"decode {q_heads}/{kv_heads} x {dim}, {batch} x {context}"
+    name = f"decode {q_heads}/{kv_heads} x {dim}, {batch} x {context} {activations}"
     return line(name, best, size, 4.0 * batch * context * q_heads * dim)
 
 
-def latent_decode(heads: int, batch: int, context: int, reads: Sequence[Action]) -> str:
+def latent_decode(heads: int, batch: int, context: int, activations: str, reads: Sequence[Action]) -> str:
     """Latent attention, one token a sequence."""
     width = LATENT + ROTARY
     held = sequences(1, 1, width, batch, context)
-    bound = bind_mla_read("mla_decode", latent_dim=LATENT, rotary_dim=ROTARY, kernel_page_size=PAGE, kv_dtype=KV_DTYPE)
+    bound = bind_mla_read(
+        "mla_decode",
+        latent_dim=LATENT,
+        rotary_dim=ROTARY,
+        kernel_page_size=PAGE,
+        kv_dtype=KV_DTYPE,
+        activations=activations,
+    )
     q, out = torch.randn(batch, heads, width), torch.empty(batch, heads, LATENT)
     cache, scale = held.arena[:, 0], width**-0.5
     ours = [
@@ -110,19 +123,21 @@ def latent_decode(heads: int, batch: int, context: int, reads: Sequence[Action])
     best = shortest({"read": reads, "ours": ours, "torch": theirs}, ROUNDS)
     size = batch * context * width * KV_DTYPE.itemsize
     return line(
-        f"latent decode {heads} heads, {batch} x {context}",
+        f"latent decode {heads}, {batch} x {context} {activations}",
         best,
         size,
         2.0 * batch * context * heads * (width + LATENT),
     )
 
 
-def grouped_extend(heads: tuple[int, int, int], prefix: int, reads: Sequence[Action]) -> str:
+def grouped_extend(heads: tuple[int, int, int], prefix: int, activations: str, reads: Sequence[Action]) -> str:
     """Grouped-query attention, a chunk behind a prefix."""
     q_heads, kv_heads, dim = heads
     context = prefix + CHUNK
     held = sequences(2, kv_heads, dim, 1, context)
-    bound = bind_attention_extend(head_dim=dim, q_per_kv=q_heads // kv_heads, kernel_page_size=PAGE, kv_dtype=KV_DTYPE)
+    bound = bind_attention_extend(
+        head_dim=dim, q_per_kv=q_heads // kv_heads, kernel_page_size=PAGE, kv_dtype=KV_DTYPE, activations=activations
+    )
     q, out = torch.randn(CHUNK, q_heads, dim), torch.empty(CHUNK, q_heads, dim)
     starts, keys, values = torch.tensor([0, CHUNK], dtype=torch.int32), held.arena[:, 0], held.arena[:, 1]
     ours = [
@@ -140,20 +155,26 @@ def grouped_extend(heads: tuple[int, int, int], prefix: int, reads: Sequence[Act
     pairs = CHUNK * prefix + CHUNK * (CHUNK + 1) // 2
     size = 2 * context * kv_heads * dim * KV_DTYPE.itemsize
     return line(
-        f"extend {q_heads}/{kv_heads} x {dim}, {CHUNK} behind {prefix}", best, size, 4.0 * pairs * q_heads * dim
+        f"extend {q_heads}/{kv_heads} x {dim}, {CHUNK} + {prefix} {activations}",
+        best,
+        size,
+        4.0 * pairs * q_heads * dim,
     )
 
 
-def lines(kinds: Sequence[str], contexts: Sequence[int], batches: Sequence[int]) -> Iterator[str]:
+def lines(
+    kinds: Sequence[str], contexts: Sequence[int], batches: Sequence[int], activations: Sequence[str]
+) -> Iterator[str]:
     """The lines of the table, one after the other."""
     reads = [torch.ones(READ_BYTES // 4).sum for _ in range(SET_BYTES // READ_BYTES)]
-    cases = [(batch, context) for batch in batches for context in contexts]
+    decodes = list(product(batches, contexts, activations))
     if "gqa" in kinds:
-        yield from (grouped_decode(heads, *case, reads) for heads in GROUPED for case in cases)
+        yield from (grouped_decode(heads, *case, reads) for heads in GROUPED for case in decodes)
     if "mla" in kinds:
-        yield from (latent_decode(heads, *case, reads) for heads in LATENT_HEADS for case in cases)
+        yield from (latent_decode(heads, *case, reads) for heads in LATENT_HEADS for case in decodes)
     if "extend" in kinds:
-        yield from (grouped_extend(heads, prefix, reads) for heads in GROUPED for prefix in (0, 4096))
+        extends = product(GROUPED, (0, 4096), activations)
+        yield from (grouped_extend(*case, reads) for case in extends)
 
 
 def main() -> None:
@@ -164,6 +185,7 @@ def main() -> None:
         "--contexts", type=lambda text: [int(part) for part in text.split(",")], default=[512, 4096, 16384]
     )
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8])
+    parser.add_argument("--activations", type=lambda text: text.split(","), default=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -171,9 +193,9 @@ def main() -> None:
     print(f"{tokenspeed_kernel_cpu.instruction_set()}, {arguments.threads} threads, pages of {PAGE}, cache in bfloat16")
     print("of ours, then of torch: ms, GB/s and share of the read bandwidth, GFLOP/s; last the read bandwidth\n")
     head = "|      ms   GB/s share  GFLOP"
-    print(f"{'':38} {head} {head} |  read")
+    print(f"{'':42} {head} {head} |  read")
     with torch.inference_mode():
-        for text in lines(arguments.kinds, arguments.contexts, arguments.batches):
+        for text in lines(arguments.kinds, arguments.contexts, arguments.batches, arguments.activations):
             print(text, flush=True)
 
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "drivers.hpp"
@@ -81,7 +83,7 @@ public:
             }
         }
         struct Wide;
-        float* wide = item.rows() < kWideRows ? nullptr : floats<Wide>(wide_floats(dim, call.value_dim));
+        float* wide = item.rows() < kWideRows && !call.rounded ? nullptr : floats<Wide>(wide_floats(dim, call.value_dim));
         tile_ = {queries, starts_, limits_, call.page_table + item.sequence * call.page_table_stride, item.rows(),
                  item.kv_head, dim, call.value_dim, wide};
         return tile_;
@@ -109,6 +111,11 @@ void write_row(const KernelTable& table, const Attention& call, const Item& item
     call.lse[place] = unseen ? -std::numeric_limits<float>::infinity() : state.maximum[row] + std::log(state.sum[row]);
 }
 
+void attend(const KernelTable& table, const Attention& call, const AttentionTile& tile, int64_t split,
+            const AttentionState& state) {
+    (call.rounded ? table.attend_rounded : table.attend)(call.cache, tile, split, state);
+}
+
 // A whole item on one thread.
 void run_item(const KernelTable& table, const Attention& call, const Item& item) {
     const int64_t dim = call.value_dim;
@@ -116,9 +123,9 @@ void run_item(const KernelTable& table, const Attention& call, const Item& item)
     float* memory = static_cast<float*>(scratch(2 * state_floats(tile.rows, dim) * 4));
     const AttentionState total = state_in(memory, tile.rows);
     const AttentionState part = state_in(memory + state_floats(tile.rows, dim), tile.rows);
-    table.attend(call.cache, tile, item.first_split, total);
+    attend(table, call, tile, item.first_split, total);
     for (int64_t split = item.first_split + 1; split < item.end_split; ++split) {
-        table.attend(call.cache, tile, split, part);
+        attend(table, call, tile, split, part);
         table.merge(total, part, tile.rows, dim);
     }
     for (int64_t row = 0; row < tile.rows; ++row) write_row(table, call, item, total, row);
@@ -146,7 +153,7 @@ void run_splits(const KernelTable& table, const Attention& call, const std::vect
     parallel_for(static_cast<int64_t>(splits.size()), threads, [&](int64_t i) {
         const Piece& piece = splits[static_cast<std::size_t>(i)];
         const AttentionTile& tile = packed_queries().pack(call, *piece.item);
-        table.attend(call.cache, tile, piece.index, state_in(memory + piece.offset, tile.rows));
+        attend(table, call, tile, piece.index, state_in(memory + piece.offset, tile.rows));
     });
     parallel_for(static_cast<int64_t>(merges.size()), threads, [&](int64_t i) {
         const Piece& piece = merges[static_cast<std::size_t>(i)];
@@ -199,6 +206,9 @@ double add_items(const Attention& call, int64_t sequence, int64_t part, std::vec
 }  // namespace
 
 void run_attention(const Attention& call) {
+    if (call.rounded && (kernels().attend_rounded == nullptr || call.cache.type != KvType::kBFloat16))
+        throw std::logic_error(std::string("instruction set ") + kernels().name +
+                               " has no attention with rounded activations over this cache");
     thread_local std::vector<Item> items;
     items.clear();
     double work = 0;

@@ -61,12 +61,13 @@ struct Attention {
     // A sequence's keys are cut into so many parts of whole pages, equal but for the last of them, each with an output of its
     // own; see attention.mla_decode_partial. 1: all keys.
     int64_t parts;
+    bool rounded;  // whether queries and weights are rounded to bfloat16
 
     int64_t key_dim() const { return q[0].dim + q[1].dim; }
 };
 
 // Sequence b's queries are its last positions. A query that sees no key gives zeros, and -infinity for lse. Throws
-// std::bad_alloc.
+// std::bad_alloc; std::logic_error where it is to round and the cache is not bfloat16 or the set in force cannot.
 void run_attention(const Attention& call);
 
 void run_latent_prologue(const LatentPrologue& call, int64_t tokens);

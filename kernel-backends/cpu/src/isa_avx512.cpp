@@ -10,5 +10,6 @@
 #include "kernels/linear.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/prologue.hpp"
+#include "kernels/key_tiles.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/fill_table.hpp"

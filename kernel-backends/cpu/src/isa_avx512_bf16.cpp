@@ -3,11 +3,17 @@
 
 #define TOKENSPEED_ISA avx512_bf16
 
+#include "kernels/math.hpp"
 #include "kernels/linear_rounded.hpp"
+#include "kernels/key_tiles.hpp"
+#include "kernels/attention_rounded.hpp"
 
 namespace tokenspeed::avx512_bf16 {
 
 extern const RoundedProducts kProducts;
 const RoundedProducts kProducts = {rounded_stride, round_rows, linear_rounded};
+
+extern decltype(KernelTable::attend_rounded) const kAttend;
+decltype(KernelTable::attend_rounded) const kAttend = attend_rounded;
 
 }  // namespace tokenspeed::avx512_bf16

@@ -50,8 +50,8 @@ void mla_attend(Address q_latent, int64_t latent_token_stride, int64_t latent_he
                 Address q_rope, int64_t rope_token_stride, int64_t rope_head_stride, int64_t rotary_dim, int64_t tokens,
                 int64_t q_heads, KvType type, Address cache, int64_t block_stride, int64_t token_stride,
                 int64_t page_size, Address page_table, int64_t page_table_stride, Address query_start,
-                int64_t queries_each, Address lengths, int64_t sequences, float scale, int64_t parts, Address out,
-                Address lse) {
+                int64_t queries_each, Address lengths, int64_t sequences, float scale, int64_t parts, bool rounded,
+                Address out, Address lse) {
     const Attention call{{{at<const float>(q_latent), latent_token_stride, latent_head_stride, latent_dim},
                           {at<const float>(q_rope), rope_token_stride, rope_head_stride, rotary_dim}},
                          tokens,
@@ -69,7 +69,8 @@ void mla_attend(Address q_latent, int64_t latent_token_stride, int64_t latent_he
                          sequences,
                          scale,
                          0,
-                         parts};
+                         parts,
+                         rounded};
     nb::gil_scoped_release released;
     make_call([call] { run_attention(call); });
 }

@@ -155,7 +155,7 @@ void gqa_prologue(Address q, int64_t q_stride, int64_t q_heads, Address k, int64
 void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim, KvType type, Address keys,
             const Strides& key_strides, Address values, const Strides& value_strides, int64_t page_size,
             Address page_table, int64_t page_table_stride, Address query_start, int64_t queries_each, Address lengths,
-            int64_t sequences, float scale, int64_t window, Address out) {
+            int64_t sequences, float scale, int64_t window, bool rounded, Address out) {
     const Attention call{{{at<const float>(q), q_stride, head_dim, head_dim}, {}},
                          sequences * queries_each,
                          at<float>(out),
@@ -172,7 +172,8 @@ void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int6
                          sequences,
                          scale,
                          window,
-                         1};
+                         1,
+                         rounded};
     run(kMany, [call] { run_attention(call); });
 }
 

@@ -60,11 +60,12 @@ struct AttentionTile {
     int64_t kv_head;
     int64_t key_dim;
     int64_t value_dim;           // where keys and values are one plane, a value is the first elements of a key
-    float* wide;                 // null, or room for a tile's keys and values as float32 (wide_floats), for many rows
+    float* wide;                 // null, or room (wide_floats) for a tile's keys and values in another form
 };
 
-// The floats that AttentionTile::wide needs, whatever the vector length.
-constexpr int64_t wide_floats(int64_t key_dim, int64_t value_dim) { return kKeyTile * (key_dim + value_dim + 32); }
+// The floats that AttentionTile::wide needs: keys and values as float32, or, rounded, keys, values and queries as halves,
+// rows grown to whole vectors.
+constexpr int64_t wide_floats(int64_t key_dim, int64_t value_dim) { return kKeyTile * (key_dim + value_dim + 64); }
 
 struct Prologue {
     float* q;
@@ -163,6 +164,10 @@ struct KernelTable {
     // out = g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and u = up within [-limit, limit].
     void (*clamped_swiglu)(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float alpha,
                            float limit, float* out, int64_t rows, int64_t size);
+
+    // As `attend`, with queries and weights rounded to bfloat16; bfloat16 caches, `wide` given. Null where the set has none.
+    void (*attend_rounded)(const Cache& cache, const AttentionTile& tile, int64_t split,
+                           const AttentionState& state) = nullptr;
 };
 
 }  // namespace tokenspeed

@@ -127,6 +127,7 @@ def attend(
     sequences: int,
     scale: float,
     window: int,
+    rounded: bool,
     out: int,
     /,
 ) -> None: ...
@@ -176,6 +177,7 @@ def mla_attend(
     sequences: int,
     scale: float,
     parts: int,
+    rounded: bool,
     out: int,
     lse: int,
     /,

@@ -155,18 +155,18 @@ def gqa_prologue(
     )
 
 
-@checked(_check_decode)
-def decode(
+def _read(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     page_table: torch.Tensor,
+    query_start: torch.Tensor | None,
     seq_lens: torch.Tensor,
     scale: float,
     window: int,
     out: torch.Tensor,
+    rounded: bool,
 ) -> None:
-    """Attention of the last q.rows / B positions of every row, over the ``window`` positions before each (0: all)."""
     rows = seq_lens.size(0)
     if rows == 0:
         return
@@ -186,14 +186,30 @@ def decode(
         page_size,
         page_table.data_ptr(),
         page_table.stride(0),
-        0,
+        0 if query_start is None else query_start.data_ptr(),
         tokens // rows,
         seq_lens.data_ptr(),
         rows,
         scale,
         window,
+        rounded,
         out.data_ptr(),
     )
+
+
+@checked(_check_decode)
+def decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int,
+    out: torch.Tensor,
+) -> None:
+    """Attention of the last q.rows / B positions of every row, over the ``window`` positions before each (0: all)."""
+    _read(q, k_cache, v_cache, page_table, None, seq_lens, scale, window, out, False)
 
 
 @checked(_check_extend)
@@ -209,27 +225,36 @@ def extend(
     out: torch.Tensor,
 ) -> None:
     """Attention of the queries that query_start gives each row, at its last positions; ``window`` as in decode."""
-    _, q_heads, head_dim = q.shape
-    _, kv_heads, page_size, _ = k_cache.shape
-    _attend(
-        q.data_ptr(),
-        q.stride(0),
-        q_heads,
-        kv_heads,
-        head_dim,
-        KV_TYPES[k_cache.dtype],
-        k_cache.data_ptr(),
-        k_cache.stride(),
-        v_cache.data_ptr(),
-        v_cache.stride(),
-        page_size,
-        page_table.data_ptr(),
-        page_table.stride(0),
-        query_start.data_ptr(),
-        0,
-        seq_lens.data_ptr(),
-        seq_lens.size(0),
-        scale,
-        window,
-        out.data_ptr(),
-    )
+    _read(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out, False)
+
+
+@checked(_check_decode)
+def rounded_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int,
+    out: torch.Tensor,
+) -> None:
+    """decode with queries and weights rounded to bfloat16, over a bfloat16 cache; RuntimeError where an instruction set
+    other than avx512_bf16 was put in force meanwhile."""
+    _read(q, k_cache, v_cache, page_table, None, seq_lens, scale, window, out, True)
+
+
+@checked(_check_extend)
+def rounded_extend(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    window: int,
+    out: torch.Tensor,
+) -> None:
+    """extend with queries and weights rounded to bfloat16, as in rounded_decode."""
+    _read(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out, True)

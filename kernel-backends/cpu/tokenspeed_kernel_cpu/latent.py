@@ -186,6 +186,7 @@ def _attend(
     seq_lens: torch.Tensor,
     scale: float,
     parts: int,
+    rounded: bool,
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
@@ -217,6 +218,7 @@ def _attend(
         rows,
         scale,
         parts,
+        rounded,
         out.data_ptr(),
         0 if lse is None else lse.data_ptr(),
     )
@@ -234,7 +236,7 @@ def mla_decode(
     lse: torch.Tensor | None,
 ) -> None:
     """Latent attention of the last q.rows / B positions of every row."""
-    _attend(q_latent, q_rope, latent_cache, page_table, None, seq_lens, scale, 1, out, lse)
+    _attend(q_latent, q_rope, latent_cache, page_table, None, seq_lens, scale, 1, False, out, lse)
 
 
 @checked(_check_partial)
@@ -249,7 +251,7 @@ def mla_decode_partial(
     lse: torch.Tensor,
 ) -> None:
     """The same over each of out.size(0) parts of a row's pages, apart."""
-    _attend(q_latent, q_rope, latent_cache, page_table, None, seq_lens, scale, out.size(0), out, lse)
+    _attend(q_latent, q_rope, latent_cache, page_table, None, seq_lens, scale, out.size(0), False, out, lse)
 
 
 @checked(_check_extend)
@@ -264,7 +266,53 @@ def mla_extend(
     out: torch.Tensor,
 ) -> None:
     """Latent attention of the queries that query_start gives each row, at its last positions."""
-    _attend(q_latent, q_rope, latent_cache, page_table, query_start, seq_lens, scale, 1, out, None)
+    _attend(q_latent, q_rope, latent_cache, page_table, query_start, seq_lens, scale, 1, False, out, None)
+
+
+@checked(_check_decode)
+def rounded_mla_decode(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    latent_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """mla_decode with queries and weights rounded to bfloat16, over a bfloat16 cache; RuntimeError where an instruction
+    set other than avx512_bf16 was put in force meanwhile."""
+    _attend(q_latent, q_rope, latent_cache, page_table, None, seq_lens, scale, 1, True, out, lse)
+
+
+@checked(_check_partial)
+def rounded_mla_decode_partial(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    latent_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """mla_decode_partial, rounded in the same way."""
+    _attend(q_latent, q_rope, latent_cache, page_table, None, seq_lens, scale, out.size(0), True, out, lse)
+
+
+@checked(_check_extend)
+def rounded_mla_extend(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    latent_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    """mla_extend, rounded in the same way."""
+    _attend(q_latent, q_rope, latent_cache, page_table, query_start, seq_lens, scale, 1, True, out, None)
 
 
 @checked(_check_merge)

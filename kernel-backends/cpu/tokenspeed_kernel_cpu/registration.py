@@ -34,7 +34,7 @@ from tokenspeed_kernel_cpu.threads import take_places
 
 SOLUTION = "cpu_native"
 ROUNDED_SOLUTION = "cpu_native_bf16"
-"""Products whose activations are rounded to bfloat16: chosen only where the caller allows it."""
+"""Products and attention whose activations are rounded to bfloat16: chosen only where the caller allows it."""
 
 RECORDER = "cpu"
 """Notes the calls of all kernels of a forward; sampling ends a step, and its buffers are its caller's."""
@@ -68,6 +68,7 @@ _LOOKUP = frozenset(lookup_signature(WEIGHT_FORMATS[name]) for name in WEIGHTS)
 _ROUNDED_LINEAR = frozenset({linear_signature(BFLOAT16)})
 _INT8_LINEAR = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in int8_linear.FORMATS)
 _ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16))
+_ROUNDED_ATTENTION = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
 _NORM = frozenset({NORM_SIGNATURE})
 _ACTIVATION = frozenset({ACTIVATION_SIGNATURE})
 _SAMPLING = frozenset({SAMPLING_SIGNATURE})
@@ -177,6 +178,22 @@ def register() -> None:
     _register("attention.mla_decode", latent.mla_decode, _ATTENTION, _LATENT_READ)
     _register("attention.mla_decode_partial", latent.mla_decode_partial, _ATTENTION, _LATENT_READ)
     _register("attention.mla_extend", latent.mla_extend, _ATTENTION, _LATENT_READ)
+    for operation, kernel, traits in (
+        ("attention.decode", attention.rounded_decode, _READ),
+        ("attention.extend", attention.rounded_extend, _READ),
+        ("attention.mla_decode", latent.rounded_mla_decode, _LATENT_READ),
+        ("attention.mla_decode_partial", latent.rounded_mla_decode_partial, _LATENT_READ),
+        ("attention.mla_extend", latent.rounded_mla_extend, _LATENT_READ),
+    ):
+        _register(
+            operation,
+            kernel,
+            _ROUNDED_ATTENTION,
+            {**traits, "activations": one_of("bfloat16")},
+            solution=ROUNDED_SOLUTION,
+            features=frozenset({"avx512_bf16"}),
+            band=Band.SPECIALISED,
+        )
     _register("attention.merge_partials", latent.merge_partials, frozenset({MERGE_SIGNATURE}), {"head_dim": Range(1)})
     _register("sampling.sample", sampling.sample, _SAMPLING)
     _register("sampling.apply_penalties", sampling.apply_penalties, _SAMPLING)

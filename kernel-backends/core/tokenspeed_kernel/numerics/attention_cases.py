@@ -1,7 +1,7 @@
 """Cases of attention.decode and attention.extend."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -15,6 +15,7 @@ from tokenspeed_kernel.numerics.paged import (
     far_pages,
     first_seen,
     kv_dtype,
+    roundoff_of,
     scatter_pages,
 )
 from tokenspeed_kernel.numerics.prologue_cases import Heads
@@ -36,6 +37,7 @@ class ReadInputs:
         spare: rows of q and out that belong to no row.
         qkv: float32 [T + spare, query + 2 kv heads, D]; the queries are a view of it, as in a model.
         pages: the cache, its fields k and v, and the page tables.
+        activations: what may be rounded.
     """
 
     heads: Heads
@@ -45,6 +47,7 @@ class ReadInputs:
     spare: int
     qkv: torch.Tensor
     pages: Pages
+    activations: str = "float32"
 
     @property
     def capped_or_sunk(self) -> bool:
@@ -97,11 +100,13 @@ class ReadInputs:
     def expect(self) -> dict[str, Expectation]:
         value = torch.full((self.qkv.shape[0], self.heads.query, self.heads.dim), torch.nan, dtype=torch.float64)
         bound, start, width = torch.zeros_like(value), 0, self.heads.dim
+        rounding = roundoff_of(self.activations)
         for row, (count, seq_len) in enumerate(zip(self.queries, self.seq_lens, strict=True)):
             here, first = slice(start, start + count), first_seen(seq_len - count, self.rules.window)
             keys, values = (self.pages.positions(row, field, width, first, seq_len) for field in (0, 1))
             positions = torch.arange(seq_len - count, seq_len)
-            exact = exact_attention(self.qkv[here, : self.heads.query], positions, keys, values, first, self.rules)
+            q = self.qkv[here, : self.heads.query]
+            exact = exact_attention(q, positions, keys, values, first, self.rules, rounding)
             value[here], bound[here] = exact.out, exact.out_bound
             start += count
         return {"out": Close(value, bound)}
@@ -143,6 +148,7 @@ def _read_case(name: str, mode: str, inputs: ReadInputs) -> Case:
         "windowed": inputs.rules.window > 0,
         "sinks": inputs.rules.sinks is not None,
         "soft_cap": inputs.rules.soft_cap > 0.0,
+        "activations": inputs.activations,
     }
     return Case(
         name,
@@ -207,6 +213,8 @@ def _read_cases(mode: str, signature: FormatSignature, generator: torch.Generato
     for shape in _DECODE_SHAPES if mode == "decode" else _EXTEND_SHAPES:
         inputs = _read_inputs(shape, 2 if mode == "extend" else 0, dtype, generator)
         yield _read_case(shape.name, mode, inputs)
+        if dtype is torch.bfloat16:
+            yield _read_case(f"{shape.name}, rounded", mode, replace(inputs, activations="bfloat16"))
     if dtype is torch.float16:
         large = _large_offsets(mode, dtype, generator)
         if large is not None:
@@ -231,7 +239,10 @@ def _slow_cases(
     shapes: Sequence[ReadShape], mode: str, signature: FormatSignature, generator: torch.Generator
 ) -> Iterator[Case]:
     for shape in shapes:
-        yield _read_case(shape.name, mode, _read_inputs(shape, 0, kv_dtype(signature), generator))
+        inputs = _read_inputs(shape, 0, kv_dtype(signature), generator)
+        yield _read_case(shape.name, mode, inputs)
+        if kv_dtype(signature) is torch.bfloat16:
+            yield _read_case(f"{shape.name}, rounded", mode, replace(inputs, activations="bfloat16"))
 
 
 def decode_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:

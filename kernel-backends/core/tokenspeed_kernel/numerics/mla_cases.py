@@ -1,7 +1,7 @@
 """Cases of attention.mla_decode, mla_decode_partial, mla_extend and merge_partials."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -16,11 +16,13 @@ from tokenspeed_kernel.numerics.paged import (
     exact_attention,
     far_pages,
     kv_dtype,
+    roundoff_of,
     scatter_pages,
 )
 from tokenspeed_kernel.ops.paged_reference import ScoreRules
 from tokenspeed_kernel.registry import KernelFunction
 from tokenspeed_kernel.signature import FormatSignature
+from tokenspeed_kernel.traits import TraitValue
 
 _FLOAT32 = torch.float32
 
@@ -46,6 +48,7 @@ class LatentReads:
         spare: rows of q and out that belong to no row.
         q: float32 [T + spare, Hq, L + R]: both parts of the queries are views of it.
         pages: the cache, of one field and one head, and the page tables.
+        activations: what may be rounded.
     """
 
     shape: LatentShape
@@ -53,6 +56,7 @@ class LatentReads:
     q: torch.Tensor
     pages: Pages
     scale: float
+    activations: str = "float32"
 
     def _operands(self, buffers: Buffers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """q_latent, q_rope, latent_cache and page_table."""
@@ -123,7 +127,8 @@ class LatentReads:
         keys = self.pages.positions(row, 0, self.shape.latent + self.shape.rotary, *part)
         positions = torch.arange(seq_len - count, seq_len)
         rules = ScoreRules(self.scale)
-        return exact_attention(queries, positions, keys, keys[..., : self.shape.latent], part[0], rules)
+        values, rounding = keys[..., : self.shape.latent], roundoff_of(self.activations)
+        return exact_attention(queries, positions, keys, values, part[0], rules, rounding)
 
     def _exact(self, parts: Sequence[tuple[int, int]], out: Attention) -> None:
         """Fills ``out`` with one row's part each."""
@@ -195,8 +200,18 @@ _EXTEND_SHAPES = (
 )
 
 
-def _traits(shape: LatentShape) -> dict[str, int]:
-    return {"latent_dim": shape.latent, "rotary_dim": shape.rotary, "kernel_page_size": shape.granularity}
+def _variants(reads: LatentReads) -> Iterator[tuple[str, dict[str, TraitValue], LatentReads]]:
+    """Name, traits and inputs: over a bfloat16 cache once more for kernels that may round."""
+    shape = reads.shape
+    traits: dict[str, TraitValue] = {
+        "latent_dim": shape.latent,
+        "rotary_dim": shape.rotary,
+        "kernel_page_size": shape.granularity,
+    }
+    yield shape.name, traits, reads
+    if reads.pages.arena.dtype is torch.bfloat16:
+        rounded = replace(reads, activations="bfloat16")
+        yield f"{shape.name}, rounded", {**traits, "activations": "bfloat16"}, rounded
 
 
 def decode_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
@@ -205,29 +220,30 @@ def decode_cases(signature: FormatSignature, generator: torch.Generator) -> Iter
     inputs = [_inputs(shape, 0, dtype, generator) for shape in _DECODE_SHAPES]
     if dtype is torch.float16:
         inputs += [large for large in (_large_offsets(dtype, generator),) if large is not None]
-    for reads in inputs:
-        yield Case(reads.shape.name, _traits(reads.shape), reads.run_decode, reads.expect, split=reads.split_decode)
+    for inputs_of_case in inputs:
+        for name, traits, reads in _variants(inputs_of_case):
+            yield Case(name, traits, reads.run_decode, reads.expect, split=reads.split_decode)
 
 
 def decode_partial_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """One split, as many as pages, more than pages: the rest must be zeros and -inf, exactly."""
     for shape in _DECODE_SHAPES:
-        reads = _inputs(shape, 0, kv_dtype(signature), generator)
-        for splits in (1, 3, 8):
-            yield Case(
-                f"{shape.name}, {splits} splits",
-                _traits(shape),
-                partial(reads.run_partial, splits=splits),
-                partial(reads.expect, splits=splits),
-            )
+        for name, traits, reads in _variants(_inputs(shape, 0, kv_dtype(signature), generator)):
+            for splits in (1, 3, 8):
+                yield Case(
+                    f"{name}, {splits} splits",
+                    traits,
+                    partial(reads.run_partial, splits=splits),
+                    partial(reads.expect, splits=splits),
+                )
 
 
 def extend_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Chunks with and without a prefix, rows without queries, rows of q and out that belong to nobody."""
     for shape in _EXTEND_SHAPES:
-        reads = _inputs(shape, 2, kv_dtype(signature), generator)
-        expect = partial(reads.expect, lse=False)
-        yield Case(shape.name, _traits(shape), reads.run_extend, expect, split=reads.split_extend)
+        for name, traits, reads in _variants(_inputs(shape, 2, kv_dtype(signature), generator)):
+            expect = partial(reads.expect, lse=False)
+            yield Case(name, traits, reads.run_extend, expect, split=reads.split_extend)
 
 
 _SLOW_SHAPES = (
@@ -239,8 +255,8 @@ _SLOW_SHAPES = (
 def slow_decode_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Many heads, long rows, many rows."""
     for shape in _SLOW_SHAPES:
-        reads = _inputs(shape, 0, kv_dtype(signature), generator)
-        yield Case(shape.name, _traits(shape), reads.run_decode, reads.expect, split=reads.split_decode)
+        for name, traits, reads in _variants(_inputs(shape, 0, kv_dtype(signature), generator)):
+            yield Case(name, traits, reads.run_decode, reads.expect, split=reads.split_decode)
 
 
 # ---------------------------------------------------------------- merging

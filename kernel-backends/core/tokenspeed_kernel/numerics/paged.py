@@ -21,6 +21,11 @@ def kv_dtype(signature: FormatSignature) -> torch.dtype:
     return dtype
 
 
+def roundoff_of(activations: str) -> float:
+    """The unit roundoff of what the trait ``activations`` allows queries and weights to be rounded to."""
+    return 0.0 if activations == "float32" else UNIT_ROUNDOFF[getattr(torch, activations)]
+
+
 def first_seen(position: int, window: int) -> int:
     """The first position that the query at ``position`` sees; 0 before a row's beginning."""
     return max(0, position - window + 1) if window else 0
@@ -111,13 +116,17 @@ class Attention:
 
 
 def _masked_scores(
-    q: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor, rules: ScoreRules
+    q: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor, rules: ScoreRules, rounding: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores [n, Hq, L], -inf where unseen, and the error [n, Hq] that float32 may make in any of them."""
+    """Scores [n, Hq, L], -inf where unseen, and the error [n, Hq] that float32, and queries rounded to ``rounding``,
+    may make in any of them."""
     scores = torch.einsum("nhd,lhd->nhl", q, keys) * rules.scale
     size = torch.einsum("nhd,lhd->nhl", q.abs(), keys.abs()) * rules.scale
     largest = size.masked_fill(~seen.unsqueeze(1), 0.0).amax(dim=-1)
     error = ROUNDOFF * (keys.shape[2] ** 0.5 + 10.0) * largest
+    if rounding:  # each term is off by its own share of it: the sum of them by the root of the sum of squares
+        energy = torch.einsum("nhd,lhd->nhl", q.square(), keys.square()).sqrt() * rules.scale
+        error = error + 4.0 * rounding * energy.masked_fill(~seen.unsqueeze(1), 0.0).amax(dim=-1)
     if rules.soft_cap:
         scores = rules.soft_cap * torch.tanh(scores / rules.soft_cap)
         error = error + 16.0 * ROUNDOFF * largest.clamp(max=rules.soft_cap)
@@ -125,10 +134,17 @@ def _masked_scores(
 
 
 def exact_attention(
-    q: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, first: int, rules: ScoreRules
+    q: torch.Tensor,
+    positions: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    first: int,
+    rules: ScoreRules,
+    rounding: float = 0.0,
 ) -> Attention:
     """Float64 attention of the queries q [n, Hq, D] at ``positions`` [n] over keys and values [L, Hkv, …] at the
-    positions from ``first`` on. A query without a key gives zeros and -inf, exactly."""
+    positions from ``first`` on. A query without a key gives zeros and -inf, exactly. ``rounding``: the unit roundoff of
+    what queries and weights may be rounded to, 0 for none; the bounds grow by it."""
     repeat = q.shape[1] // keys.shape[1]
     keys, values = (x.double().repeat_interleave(repeat, dim=1) for x in (keys, values))
     place = first + torch.arange(keys.shape[0])
@@ -138,7 +154,7 @@ def exact_attention(
     if keys.shape[0] == 0:
         zeros, none = torch.zeros(*q.shape[:2], values.shape[2]).double(), torch.zeros(q.shape[:2]).double()
         return Attention(zeros, zeros, none - torch.inf, none)
-    scores, error = _masked_scores(q.double(), keys, seen, rules)
+    scores, error = _masked_scores(q.double(), keys, seen, rules, rounding)
     if rules.sinks is not None:
         sinks = rules.sinks.double().reshape(1, -1, 1).expand(q.shape[0], -1, 1)
         scores = torch.cat([scores, sinks], dim=-1)
@@ -147,7 +163,7 @@ def exact_attention(
     weights = weights.masked_fill(blind.reshape(-1, 1, 1), 0.0)
     lse = torch.logsumexp(scores, dim=-1).masked_fill(blind.unsqueeze(1), -torch.inf)
     summing = ROUNDOFF * (seen.sum(dim=1, keepdim=True).double().sqrt() + 48.0)
-    relative = 2.0 * error + summing
+    relative = 2.0 * error + summing + rounding
     return Attention(
         torch.einsum("nhl,lhd->nhd", weights, values),
         relative.unsqueeze(2) * torch.einsum("nhl,lhd->nhd", weights, values.abs()),

@@ -49,12 +49,14 @@ Both of them
     more score in its softmax, after the cap, that has no value: the weights then sum to less than 1.
 
 Roles: input, kv. Traits of the prologue: head_dim, q_per_kv, qk_norm, partial_rotary; of the others: head_dim,
-q_per_kv, kernel_page_size (g), causal, windowed (whether a window above 0 may be given), sinks, soft_cap.
+q_per_kv, kernel_page_size (g), causal, windowed (whether a window above 0 may be given), sinks, soft_cap, activations
+(attention_rounding.py).
 """
 
 import torch
 
 from tokenspeed_kernel.binding import Bound, bind
+from tokenspeed_kernel.ops.attention_rounding import ACTIVATIONS_TRAIT, bind_reader
 from tokenspeed_kernel.ops.paged_reference import ScoreRules, attend_row
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
@@ -74,6 +76,7 @@ _READ_TRAITS = {
     "windowed": flag_trait("a window above 0 may be given", False, default=False),
     "sinks": flag_trait("the call gives a sink score for each head", False, default=False),
     "soft_cap": flag_trait("the call caps its scores", False, default=False),
+    "activations": ACTIVATIONS_TRAIT,
 }
 
 GQA_PROLOGUE = declare_operation(
@@ -252,6 +255,7 @@ def _bind_read(
     kernel_page_size: int,
     flags: dict[str, bool],
     kv_dtype: torch.dtype,
+    activations: str | None,
     override: str | None,
 ) -> Bound:
     traits: dict[str, TraitValue] = {
@@ -261,7 +265,7 @@ def _bind_read(
         "causal": True,
         **flags,
     }
-    return bind("attention", mode, attention_signature(kv_dtype), traits, override=override)
+    return bind_reader(mode, kv_dtype, traits, activations, override)
 
 
 def bind_attention_decode(
@@ -273,12 +277,13 @@ def bind_attention_decode(
     sinks: bool = False,
     soft_cap: bool = False,
     kv_dtype: torch.dtype,
+    activations: str | None = None,
     override: str | None = None,
 ) -> Bound:
     """Chooses ``fn(q, k_cache, v_cache, page_table, seq_lens, scale, window, out)``; ``window`` is 0 unless
-    ``windowed``, and ``sinks, soft_cap`` follow where one of these is set."""
+    ``windowed``, and ``sinks, soft_cap`` follow where one of these is set. ``activations``: as in bind_reader."""
     flags = {"windowed": windowed, "sinks": sinks, "soft_cap": soft_cap}
-    return _bind_read("decode", head_dim, q_per_kv, kernel_page_size, flags, kv_dtype, override)
+    return _bind_read("decode", head_dim, q_per_kv, kernel_page_size, flags, kv_dtype, activations, override)
 
 
 def bind_attention_extend(
@@ -290,9 +295,11 @@ def bind_attention_extend(
     sinks: bool = False,
     soft_cap: bool = False,
     kv_dtype: torch.dtype,
+    activations: str | None = None,
     override: str | None = None,
 ) -> Bound:
     """Chooses ``fn(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out)``; ``window`` is 0
-    unless ``windowed``, and ``sinks, soft_cap`` follow where one of these is set."""
+    unless ``windowed``, and ``sinks, soft_cap`` follow where one of these is set. ``activations``: as in
+    bind_reader."""
     flags = {"windowed": windowed, "sinks": sinks, "soft_cap": soft_cap}
-    return _bind_read("extend", head_dim, q_per_kv, kernel_page_size, flags, kv_dtype, override)
+    return _bind_read("extend", head_dim, q_per_kv, kernel_page_size, flags, kv_dtype, activations, override)

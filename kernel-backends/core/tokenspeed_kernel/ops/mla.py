@@ -37,24 +37,29 @@ mla_extend
     As mla_decode, with the queries of the rows as in attention.extend: a chunk behind a prefix of any length.
 
 Roles: input, kv. Traits: latent_dim (L), rotary_dim (R); of the prologue also plain_dim (P), of the others
-kernel_page_size (g).
+kernel_page_size (g) and activations (attention_rounding.py).
 """
 
 import torch
 
 from tokenspeed_kernel.binding import Bound, bind
 from tokenspeed_kernel.ops.attention import ATTENTION_ROLES, attention_signature
+from tokenspeed_kernel.ops.attention_rounding import ACTIVATIONS_TRAIT, bind_reader
 from tokenspeed_kernel.ops.paged_reference import ScoreRules, attend_row
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
-from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, Vocabulary, size_trait
+from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, TraitValue, Vocabulary, size_trait
 
 _LATENT_TRAITS = {
     "latent_dim": size_trait("elements of the latent that all heads share", 512),
     "rotary_dim": size_trait("elements of the rotated part of a key", 64),
 }
 _PROLOGUE_TRAITS = {**_LATENT_TRAITS, "plain_dim": size_trait("elements of a query head that are not rotated", 128)}
-_READ_TRAITS = {**_LATENT_TRAITS, PAGE_SIZE_TRAIT: size_trait("tokens of one page of the page table", 64)}
+_READ_TRAITS = {
+    **_LATENT_TRAITS,
+    PAGE_SIZE_TRAIT: size_trait("tokens of one page of the page table", 64),
+    "activations": ACTIVATIONS_TRAIT,
+}
 _READ_ARGUMENTS = "q_latent, q_rope, latent_cache, page_table, seq_lens, scale, out, lse"
 
 
@@ -210,12 +215,17 @@ def bind_mla_read(
     rotary_dim: int,
     kernel_page_size: int,
     kv_dtype: torch.dtype,
+    activations: str | None = None,
     override: str | None = None,
 ) -> Bound:
     """Chooses the kernel of ``mode``, which is "mla_decode", "mla_decode_partial" or "mla_extend"; raises ValueError
-    for another."""
+    for another. ``activations``: as in attention_rounding.bind_reader."""
     modes = ("mla_decode", "mla_decode_partial", "mla_extend")
     if mode not in modes:
         raise ValueError(f"{mode!r} does not read a latent cache; use one of {', '.join(modes)}")
-    traits = {"latent_dim": latent_dim, "rotary_dim": rotary_dim, PAGE_SIZE_TRAIT: kernel_page_size}
-    return bind("attention", mode, attention_signature(kv_dtype), traits, override=override)
+    traits: dict[str, TraitValue] = {
+        "latent_dim": latent_dim,
+        "rotary_dim": rotary_dim,
+        PAGE_SIZE_TRAIT: kernel_page_size,
+    }
+    return bind_reader(mode, kv_dtype, traits, activations, override)

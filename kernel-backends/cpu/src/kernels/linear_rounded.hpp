@@ -18,6 +18,7 @@ constexpr int64_t kPanelColumns = 4096;   // beyond: the columns of some rows an
 constexpr int64_t kPanelTiles = 16;       // second-level cache while they meet
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t groups_of(int64_t tokens) { return (tokens + kTokens - 1) / kTokens; }
 
 // The rows of a tile, and the inputs of the first token of a group.

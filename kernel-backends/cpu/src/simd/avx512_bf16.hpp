@@ -7,9 +7,11 @@
 #include "avx512.hpp"
 
 namespace tokenspeed::avx512_bf16 {
+
+using namespace avx512;
+
 namespace {
 
-using avx512::sum_four;
 using Sums = __m512;     // 16 floats
 using Halves = __m512i;  // 32 bfloat16
 
@@ -30,6 +32,57 @@ inline void round_halves_first(const float* from, uint16_t* to, int64_t count) {
     const __m512 low = _mm512_maskz_loadu_ps((__mmask16)lanes, from);
     const __m512 high = _mm512_maskz_loadu_ps((__mmask16)(lanes >> 16), from + 16);
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+// One pair, 16 times.
+inline Halves set_pair(const uint16_t* pair) {
+    int32_t bits;
+    memcpy(&bits, pair, 4);
+    return _mm512_set1_epi32(bits);
+}
+inline Halves no_halves() { return _mm512_setzero_si512(); }
+inline void store_halves(uint16_t* p, Halves halves) { _mm512_storeu_si512(p, halves); }
+// The pairs without their first or their second half.
+inline Halves second_halves(Halves pairs) { return _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000u)); }
+inline Halves first_halves(Halves pairs) { return _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff)); }
+
+// Two rows of 32 halves become pairs of a half of each, 16 in `low` and 16 in `high`.
+inline void pair_halves(Halves first, Halves second, Halves& low, Halves& high) {
+    alignas(64) static const uint16_t kLow[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                                  8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+    const __m512i lanes = _mm512_load_si512(kLow);
+    low = _mm512_permutex2var_epi16(first, lanes, second);
+    high = _mm512_permutex2var_epi16(first, _mm512_add_epi16(lanes, _mm512_set1_epi16(16)), second);
+}
+
+// 16 rows of 16 pairs become 16 columns of them.
+inline void transpose_pairs(Halves (&rows)[16]) {
+    Halves t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+        t[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; ++i) {
+        rows[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        rows[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        rows[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        rows[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 4; ++i) {  // now each quarter of rows[4 * r + i] is column 4 * quarter + i of four rows
+        const Halves even = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0x88);
+        const Halves odd = _mm512_shuffle_i32x4(rows[i], rows[4 + i], 0xdd);
+        const Halves even_high = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0x88);
+        const Halves odd_high = _mm512_shuffle_i32x4(rows[8 + i], rows[12 + i], 0xdd);
+        t[i] = _mm512_shuffle_i32x4(even, even_high, 0x88);
+        t[8 + i] = _mm512_shuffle_i32x4(even, even_high, 0xdd);
+        t[4 + i] = _mm512_shuffle_i32x4(odd, odd_high, 0x88);
+        t[12 + i] = _mm512_shuffle_i32x4(odd, odd_high, 0xdd);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) rows[i] = t[i];
 }
 
 }  // namespace
