@@ -16,6 +16,7 @@
 #include "recording.hpp"
 #include "sampling.hpp"
 #include "threads.hpp"
+#include "tiles.hpp"
 #include "weight_formats.hpp"
 
 namespace nb = nanobind;
@@ -55,6 +56,12 @@ public:
     void multiply_rounded(Address x, int64_t tokens, Address out) const {
         run(kMany, [weight = weight_, x, tokens, out] {
             run_rounded_linear(weight, at<const float>(x), tokens, at<float>(out));
+        });
+    }
+
+    void multiply_tiled(Address x, int64_t tokens, Address out, bool emulated) const {
+        run(kMany, [weight = weight_, x, tokens, out, emulated] {
+            run_tiled_linear(weight, at<const float>(x), tokens, at<float>(out), emulated);
         });
     }
 
@@ -225,6 +232,8 @@ NB_MODULE(_native, m) {
         .def("replay", &Recording::replay, nb::call_guard<nb::gil_scoped_release>())
         .def("__len__", &Recording::size);
 
+    m.def("enable_amx", &enable_amx, "Asks for the tile unit; RuntimeError where there is none.");
+
     nb::class_<Matrix>(m, "Matrix", "A weight matrix that lies elsewhere; who binds it keeps the memory alive.")
         .def(nb::init<const std::string&, int64_t, int64_t, Address, Address>(), "format"_a, "rows"_a, "columns"_a,
              "data"_a, "bias"_a)
@@ -232,6 +241,7 @@ NB_MODULE(_native, m) {
         .def("multiply_rounded", &Matrix::multiply_rounded, "x"_a, "tokens"_a, "out"_a)
         .def("multiply_heads", &Matrix::multiply_heads, "heads"_a, "x"_a, "x_token"_a, "x_head"_a, "tokens"_a, "out"_a,
              "out_token"_a, "out_head"_a)
+        .def("multiply_tiled", &Matrix::multiply_tiled, "x"_a, "tokens"_a, "out"_a, "emulated"_a)
         .def("lookup", &Matrix::lookup, "ids"_a, "tokens"_a, "out"_a);
 
     nb::enum_<KvType>(m, "KvType", "Element types of a cache.")

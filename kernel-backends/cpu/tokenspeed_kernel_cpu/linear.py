@@ -33,6 +33,21 @@ def make_rounded_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> K
     return _product(_matrix(weight, dense_bias).multiply_rounded, weight, dense_bias)
 
 
+def make_tiled_linear(weight: QuantizedTensor, bias: torch.Tensor | None, *, emulated: bool = False) -> Kernel:
+    """As make_rounded_linear, by AMX's tiles. It has not run on hardware; ``emulated`` does the same in plain C++, for
+    tests.
+
+    A call raises RuntimeError where AMX was not enabled (amx.py) or another instruction set was put in force meanwhile.
+    """
+    dense_bias = None if bias is None else bias.contiguous()
+    multiply_tiled = _matrix(weight, dense_bias).multiply_tiled
+
+    def multiply(x: int, tokens: int, out: int) -> None:
+        multiply_tiled(x, tokens, out, emulated)
+
+    return _product(multiply, weight, dense_bias)
+
+
 def _product(
     multiply: Callable[[int, int, int], None], weight: QuantizedTensor, dense_bias: torch.Tensor | None
 ) -> Kernel:

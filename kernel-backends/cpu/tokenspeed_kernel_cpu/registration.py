@@ -19,6 +19,7 @@ from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMA
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
 from tokenspeed_kernel_cpu import (
     _native,
+    amx,
     attention,
     elementwise,
     head_linear,
@@ -35,6 +36,10 @@ from tokenspeed_kernel_cpu.threads import take_places
 SOLUTION = "cpu_native"
 ROUNDED_SOLUTION = "cpu_native_bf16"
 """Products and attention whose activations are rounded to bfloat16: chosen only where the caller allows it."""
+
+TILED_SOLUTION = "cpu_native_amx"
+"""The same products by AMX's tiles: registered only where TOKENSPEED_CPU_AMX=1, and without a record, for they have not
+run on hardware."""
 
 RECORDER = "cpu"
 """Notes the calls of all kernels of a forward; sampling ends a step, and its buffers are its caller's."""
@@ -166,6 +171,16 @@ def register() -> None:
             solution=solution,
             band=Band.SPECIALISED,
             weight_preprocessor=int8_linear.pack,
+        )
+    if amx.asked_for():
+        _register(
+            "gemm.linear",
+            linear.make_tiled_linear,
+            _ROUNDED_LINEAR,
+            {**_SIZES, "activations": one_of("bfloat16")},
+            solution=TILED_SOLUTION,
+            features=frozenset({"avx512_bf16"}),
+            band=Band.SPECIALISED,
         )
     _register("embedding.lookup", linear.make_lookup, _LOOKUP, version="2")
     _register("norm.rms", elementwise.rms, _NORM)
