@@ -75,7 +75,7 @@ inline Halves halves_of(const Keys& tile, const uint16_t* const* rows, int64_t j
     return d + kHalves <= dim ? load_halves(rows[j] + d) : load_halves_first(rows[j] + d, dim - d);
 }
 
-void turn_keys(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead& ahead) {
+void turn_keys(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead* ahead) {
     for (int64_t key = 0; key < kKeyTile; key += kPairs)
         for (int64_t d = 0; d < dim; d += kHalves) {
             Halves rows[kPairs];
@@ -84,12 +84,12 @@ void turn_keys(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead& ahead) 
             transpose_pairs(rows);
             for (int64_t pair = 0; pair < kPairs; ++pair) {
                 store_halves(pairs.keys + 2 * ((d / 2 + pair) * kKeyTile + key), rows[pair]);
-                ahead.ask();
+                if (ahead) ahead->ask();
             }
         }
 }
 
-void turn_values(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead& ahead) {
+void turn_values(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead* ahead) {
     for (int64_t pair = tile.skipped / 2; 2 * pair < tile.count; ++pair)
         for (int64_t d = 0; d < dim; d += kHalves) {
             Halves low, high;
@@ -98,7 +98,7 @@ void turn_values(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead& ahead
             uint16_t* target = pairs.values + 2 * (pair * pairs.value_stride + d);
             store_halves(target, low);
             store_halves(target + kHalves, high);
-            ahead.ask();
+            if (ahead) ahead->ask();
         }
 }
 
@@ -211,8 +211,10 @@ void attend_rounded(const Cache& cache, const AttentionTile& tile, int64_t split
         Keys& next = tiles[1 - now];
         find_keys(cache, tile, begin + kKeyTile, start, end, next);
         Ahead ahead(next, tile, cache.keys.data == cache.values.data);
-        turn_keys(tiles[now], tile.key_dim, pairs, ahead);
-        turn_values(tiles[now], tile.value_dim, pairs, ahead);
+        // Few rows are scored too soon to ask for everything meanwhile. Turning the keys of many waits for memory itself.
+        Ahead* const early = tile.rows > kAttentionRows ? nullptr : &ahead;
+        turn_keys(tiles[now], tile.key_dim, pairs, early);
+        turn_values(tiles[now], tile.value_dim, pairs, early);
         attend_pairs(tile, tiles[now], pairs, state, ahead);
         ahead.ask_rest();
     }
