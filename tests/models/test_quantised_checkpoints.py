@@ -65,7 +65,7 @@ def test_logits_are_those_of_the_values(family: str, name: str, tmp_path: Path) 
     model = transformers_model(family)
     folder = save(model, tmp_path)
     model.load_state_dict(quantise_checkpoint(folder, FORMATS[name]))
-    device = build(resolved(folder, kv_dtype="float32"))
+    device = build(resolved(folder, kv_dtype="float32", activations="float32"))
     try:
         check_prompt(model, device, [3, 1, 4, 1, 5, 9, 2, 6], new_tokens=8)
     finally:

@@ -35,8 +35,8 @@ OPERATIONS = (
 class KernelBinder:
     """One engine's choice of kernels.
 
-    ``activations``: what linears may round their inputs to; "auto" is bfloat16 for weights in bfloat16 (what such a
-    model computes in where it was trained), else float32. TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
+    ``activations``: what products may round their inputs to; "auto" is bfloat16 for weights, and caches, in bfloat16
+    (what such a model computes in where it was trained), else float32. TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
 
     Attributes:
         chosen: operation to the kernel bound to it; several, joined by " + ", where weights of several formats differ.
@@ -68,14 +68,14 @@ class KernelBinder:
     def linear(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> Kernel:
         """``fn(x float32 [T, K], out float32 [T, N])``."""
         override = self._overrides.get("gemm.linear")
-        return self._keep(ops.bind_linear(weight, bias, activations=self._rounding(weight), override=override))
+        return self._keep(ops.bind_linear(weight, bias, activations=self._rounding(weight.format), override=override))
 
-    def _rounding(self, weight: QuantizedTensor) -> str | None:
-        """What the input of this weight's linear may be rounded to; None leaves it to the environment."""
+    def _rounding(self, stored: str) -> str | None:
+        """What may be rounded to meet what is ``stored`` so; None leaves it to the environment."""
         if os.environ.get(ACTIVATIONS_VARIABLE):
             return None
         if self._activations == "auto":
-            return "bfloat16" if weight.format == "bfloat16" else "float32"
+            return "bfloat16" if stored == "bfloat16" else "float32"
         return self._activations
 
     def embedding(self, weight: QuantizedTensor) -> Kernel:
@@ -112,12 +112,14 @@ class KernelBinder:
         divide a block.
         """
         bind = ops.bind_attention_decode if mode == "decode" else ops.bind_attention_extend
+        rounding = self._rounding(str(kv_dtype).removeprefix("torch."))
         bound = bind(
             head_dim=head_dim,
             q_per_kv=q_per_kv,
             kernel_page_size=page,
             windowed=windowed,
             kv_dtype=kv_dtype,
+            activations="float32" if rounding in ("int8", "int16") else rounding,
             override=self._overrides.get(f"attention.{mode}"),
         )
         sizes = kernel_page_size(bound.spec.name)

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 GIB = 1 << 30
 
-Activations = Literal["auto", "float32", "bfloat16", "int8"]
-"""What a linear may round its input to; "auto" is bfloat16 for weights in bfloat16, else float32."""
+Activations = Literal["auto", "float32", "bfloat16", "int16", "int8"]
+"""What products may round their inputs to; "auto" is bfloat16 for weights, and caches, in bfloat16, else float32."""
 
 
 class _Frozen(BaseModel):
@@ -105,8 +105,8 @@ class ResolvedConfig(_Frozen):
         threads: compute threads; 0 takes the cores this process may use.
         kernels: op to the name of a kernel or solution that the operator insists on.
         enforce: "latency", "throughput", "determinism" or "portability".
-        activations: what a linear may round its input to; "auto" follows the weight: bfloat16 to bfloat16, others not
-            at all.
+        activations: what products may round their inputs to; "auto" follows the weight or the cache: bfloat16 to
+            bfloat16, others not at all.
         seed: default seed source for requests that give none (0: from the operating system).
         drain_s: how long SIGTERM waits for open streams.
         env: environment for the engine process.
