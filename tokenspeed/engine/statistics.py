@@ -32,11 +32,14 @@ class EngineStatistics:
         role: str,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        late_kernel_work: Callable[[], int] = int,
     ) -> None:
+        """``late_kernel_work`` counts what a device's kernels should have done before serving."""
         self._specs = specs
         self._role = role
         self._clock = clock
         self._wall_clock = wall_clock
+        self._late_kernel_work = late_kernel_work
         self._started = clock()
         self._last_snapshot = float("-inf")
         self._last_progress = wall_clock()
@@ -123,6 +126,7 @@ class EngineStatistics:
                 recomputed_tokens=counts.recomputed_tokens,
                 storage_timeouts=counts.storage_timeouts,
                 failed_copies=self.failed_copies,
+                late_kernel_work=self._late_kernel_work(),
             ),
             step=StepSnapshot(**{f"{part}_ms": seconds * 1e3 for part, seconds in self._means.items()}),
             running=counts.running,

@@ -23,6 +23,7 @@ from tokenspeed.messages import (
 from tokenspeed.recipes.capacity import scheduler_groups
 from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig, SchedulerSettings
+from tokenspeed_kernel.serving_guard import process_guard
 from tokenspeed_scheduler import Role, Scheduler, SchedulerConfig
 
 
@@ -77,7 +78,9 @@ def _loop(config: ResolvedConfig, build: DeviceBuild, channel: Channel, schedule
         scheduler=scheduler,
         handle=build.handle,
         channel=channel,
-        statistics=EngineStatistics(build.specs, role="fused"),
+        statistics=EngineStatistics(
+            build.specs, role="fused", late_kernel_work=lambda: sum(process_guard().violations().values())
+        ),
         max_model_len=build.specs.max_model_len,
         overlap=config.scheduler.overlap,
         storage=build.specs.storage,

@@ -80,6 +80,7 @@ class CounterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     ``prefix_hit_tokens`` counts all tiers, ``host_hit_tokens`` and ``storage_hit_tokens`` what came from there.
     ``image_blocks`` were saved for retracted requests, ``restores`` brought them back; ``recomputed_tokens`` were lost
     to retractions without an image. ``failed_copies`` counts copies between device and host of which a block failed.
+    ``late_kernel_work`` counts kernels bound, tuned or compiled while serving, which belongs before.
     """
 
     rounds: int = 0
@@ -103,6 +104,7 @@ class CounterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int = 0
     storage_timeouts: int = 0
     failed_copies: int = 0
+    late_kernel_work: int = 0
 
 
 class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):

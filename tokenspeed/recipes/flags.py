@@ -46,7 +46,12 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--block-granularity", "kv.granularity", "integer", "tokens of one KV block: 16, 32, 64 or 128"),
     Flag("--threads", "threads", "integer", "compute threads; 0 takes the cores this process may use"),
     Flag("--objective", "enforce", "text", "latency, throughput, determinism or portability"),
-    Flag("--activations", "activations", "text", "what products may round inputs to: auto, float32, bfloat16, int16, int8"),
+    Flag(
+        "--activations",
+        "activations",
+        "text",
+        "input of products: auto, float32, bfloat16, int16 or int8",
+    ),
     Flag("--seed", "seed", "integer", "seed for requests that give none; 0 draws one"),
     Flag("--drain-seconds", "drain_s", "number", "how long SIGTERM waits for open streams"),
     Flag("--chat-template", "api.chat_template", "text", "file with a chat template instead of the model's own"),

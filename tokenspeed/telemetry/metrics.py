@@ -46,6 +46,7 @@ ENGINE_COUNTERS = {
     "recomputed_tokens": "Tokens that retractions without an image lost",
     "storage_timeouts": "Storage lookups that took too long and were not waited for",
     "failed_copies": "Copies between device and host of which a block failed",
+    "late_kernel_work": "Kernels bound, tuned or compiled while serving; the log names them",
 }
 """Field of CounterSnapshot to the help text of ``tokenspeed_engine_<field>_total``; each engine begins at 0."""
 
