@@ -52,6 +52,11 @@ def test_the_plan_counts_what_is_resident(checkpoint: tuple[str, Path, dict[str,
     assert read_checkpoint(source, converted=False)[1] == sum(tensor.nbytes for tensor in stored.values()) - unread
 
 
+def test_the_plan_counts_vectors_as_they_are_held(tmp_path: Path) -> None:
+    folder = save(transformers_model("qwen3", attention_bias=True).to(torch.bfloat16), tmp_path)
+    assert read_checkpoint(ModelSource(kind="folder", path=str(folder)))[1] == load(folder).nbytes
+
+
 @pytest.mark.parametrize(
     ("family", "name"),
     [

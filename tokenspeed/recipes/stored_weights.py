@@ -68,7 +68,9 @@ class StoredWeight:
 
     @property
     def resident_bytes(self) -> int:
-        """What it takes in memory: as it is stored, or what a quantised matrix becomes."""
+        """What it takes in memory: a matrix as it is stored, or what a quantised one becomes; a vector as float32."""
+        if len(self.shape) == 1:
+            return DTYPE_BYTES["F32"] * self.shape[0]
         if self.scheme is None:
             return self.values.tensor.nbytes
         return self.scheme.resident_bytes(*self.shape)
