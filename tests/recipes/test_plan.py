@@ -153,6 +153,17 @@ def test_bytes_for_a_person(count: int, text: str) -> None:
     assert human_bytes(count) == text
 
 
+@pytest.mark.parametrize(("stored", "growth"), [("bfloat16", 1.0), ("int4", 1.125), ("int8", 1.0625), ("fp8", 2.0)])
+def test_weights_that_the_cpu_converts_count_as_what_they_become(
+    recipes: Path, make_machine: MakeMachine, stored: str, growth: float
+) -> None:
+    path = recipes / "small.yaml"
+    path.write_text(path.read_text().replace("format: bfloat16", f"format: {stored}"))
+    found = plan(make_machine(), "small", profile="cpu")
+    assert not found.resolution.missing
+    assert found.facts.weight_bytes == int(100_000_000 * growth)
+
+
 def test_of_a_folder_the_engines_files_count(tmp_path: Path) -> None:
     """A second copy under another name, as some vendors ship it, is neither mapped nor counted; a tied head is not."""
     folder = tmp_path / "model"
