@@ -17,7 +17,7 @@ namespace tokenspeed {
 
 namespace {
 
-constexpr int64_t kTileRows = kMaxTileRows;  // query rows of an item that has several tokens
+constexpr int64_t kLeastTileRows = 16;       // query rows of an item, where there are too few items for the threads
 constexpr int64_t kWideRows = 8;             // from here on keys and values are widened once for all rows
 constexpr int64_t kMergeRows = 8;            // rows that one thread merges at a time
 
@@ -169,8 +169,8 @@ void run_splits(const KernelTable& table, const Attention& call, const std::vect
     });
 }
 
-// The items of one part of a sequence's keys, and their work in nanoseconds, about.
-double add_items(const Attention& call, int64_t sequence, int64_t part, std::vector<Item>& items) {
+// The items of one part of a sequence's keys, of tile_rows query rows at most, and their work in nanoseconds, about.
+double add_items(const Attention& call, int64_t sequence, int64_t part, int64_t tile_rows, std::vector<Item>& items) {
     const int64_t begin = call.query_start ? call.query_start[sequence] : sequence * call.queries_each;
     const int64_t end = call.query_start ? call.query_start[sequence + 1] : begin + call.queries_each;
     const int64_t length = call.lengths[sequence];
@@ -179,8 +179,8 @@ double add_items(const Attention& call, int64_t sequence, int64_t part, std::vec
     const int64_t key_begin = std::min(part * share, length);
     const int64_t key_end = std::min(key_begin + share, length);
     const int64_t group = call.q_heads / call.kv_heads;
-    const int64_t pieces = (group + kMaxTileRows - 1) / kMaxTileRows;  // of a group of heads
-    const int64_t tile_tokens = std::max<int64_t>(1, kTileRows / group);
+    const int64_t pieces = (group + tile_rows - 1) / tile_rows;  // of a group of heads
+    const int64_t tile_tokens = std::max<int64_t>(1, tile_rows / group);
     double work = 0;
     for (int64_t token = begin; token < end; token += tile_tokens) {
         const int64_t tokens = std::min(tile_tokens, end - token);
@@ -210,12 +210,22 @@ void run_attention(const Attention& call) {
         throw std::logic_error(std::string("instruction set ") + kernels().name +
                                " has no attention with rounded activations over this cache");
     thread_local std::vector<Item> items;
-    items.clear();
     double work = 0;
-    for (int64_t part = 0; part < call.parts; ++part)
-        for (int64_t b = 0; b < call.sequences; ++b) work += add_items(call, b, part, items);
     int64_t most_splits = 0;
-    for (const Item& item : items) most_splits = std::max(most_splits, item.end_split - item.first_split);
+    // Large tiles read the keys least often; smaller ones where the threads would otherwise have nothing to do.
+    for (int64_t tile_rows = kMaxTileRows;; tile_rows /= 2) {
+        items.clear();
+        work = 0;
+        for (int64_t part = 0; part < call.parts; ++part)
+            for (int64_t b = 0; b < call.sequences; ++b) work += add_items(call, b, part, tile_rows, items);
+        int64_t pieces = 0;
+        most_splits = 0;
+        for (const Item& item : items) {
+            pieces += item.end_split - item.first_split;
+            most_splits = std::max(most_splits, item.end_split - item.first_split);
+        }
+        if (tile_rows <= kLeastTileRows || pieces >= 2 * threads_for(work)) break;
+    }
     const KernelTable& table = kernels();
     const int64_t count = static_cast<int64_t>(items.size());
     const int threads = threads_for(work);
