@@ -17,7 +17,7 @@ namespace tokenspeed {
 
 namespace {
 
-constexpr int64_t kLeastTileRows = 16;       // query rows of an item, where there are too few items for the threads
+constexpr int64_t kLeastTileRows = 8;        // query rows of an item, where there are too few items for the threads
 constexpr int64_t kWideRows = 8;             // from here on keys and values are widened once for all rows
 constexpr int64_t kMergeRows = 8;            // rows that one thread merges at a time
 
