@@ -4,18 +4,26 @@
 namespace tokenspeed::TOKENSPEED_ISA {
 namespace {
 
-typedef uint64_t Words4 __attribute__((vector_size(32)));
+typedef uint32_t Words8 __attribute__((vector_size(32)));
+typedef uint8_t Nibbles16 __attribute__((vector_size(16)));
 
 // The quants of a block: their high bits lie in four bytes, one bit an element, their low bits in sixteen.
 inline Bytes32 five_bits(const uint8_t* high, const uint8_t* low) {
-    Words4 spread, packed{};  // a byte of high bits eight times, once for each element it belongs to
-    for (int i = 0; i < 4; ++i) spread[i] = high[i] * 0x0101010101010101ull;
+    const Bytes32 places = {0,  0,  0,  0,  0,  0,  0,  0,  1,  1,  1,  1,  1,  1,  1,  1,
+                            18, 18, 18, 18, 18, 18, 18, 18, 19, 19, 19, 19, 19, 19, 19, 19};
+    const Bytes32 bits = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128,
+                          1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+    const Bytes32 of_low = {15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15, 15};  // then zeros
+    uint32_t word;
+    memcpy(&word, high, 4);
+    // A byte of high bits eight times, once for each element it belongs to.
+    const Bytes32 spread = __builtin_shuffle((Bytes32)(Words8{} + word), places);
+    const Bytes32 high_bit = (Bytes32)((spread & bits) == bits) & 16;
+    Nibbles16 packed;
     memcpy(&packed, low, 16);
-    packed[2] = packed[0] >> 4;
-    packed[3] = packed[1] >> 4;
-    const Bytes32 bits = (Bytes32)(Words4{} + 0x8040201008040201ull);
-    const Bytes32 high_bit = (Bytes32)(((Bytes32)spread & bits) == bits) & 16;
-    return ((Bytes32)packed & 15) | high_bit;
+    const Packed twice = (Packed)__builtin_shufflevector(packed, packed, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+                                                         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return ((Bytes32)twice & of_low) | ((Bytes32)(twice >> 4) & (of_low ^ 15)) | high_bit;
 }
 
 inline void scaled_five_bits(const uint8_t* high, const float* scales, Vec* w) {
