@@ -150,6 +150,8 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_cpu.checks import KernelArgumentError
 f, i = torch.zeros, lambda *s: torch.zeros(*s, dtype=torch.int32)
 linear = bind_linear(QuantizedTensor.from_dense(f(4, 8), "w"), None).fn
+blocks = torch.zeros(4, 34, dtype=torch.uint8)
+packed = bind_linear(QuantizedTensor("gguf_q8_0", (4, 32), {"blocks": blocks}, "w"), None, activations="int8").fn
 lookup = bind_embedding(QuantizedTensor.from_dense(f(4, 8), "w")).fn
 heads = dict(head_dim=8, q_per_kv=2, kv_dtype=torch.float32)
 decode = bind_attention_decode(**heads, kernel_page_size=4).fn
@@ -161,6 +163,8 @@ wrong = [
     (linear, (f(2, 9), f(2, 4))),
     (linear, (f(8, 2).T, f(2, 4))),
     (linear, (f(2, 8).double(), f(2, 4))),
+    (packed, (f(2, 31), f(2, 4))),
+    (packed, (f(2, 32), f(3, 4))),
     (lookup, (i(2) + 4, f(2, 8))),
     (bind_rms_norm().fn, (f(2, 8), f(7), 1e-5, f(2, 8))),
     (bind_fused_add_rms_norm().fn, (f(2, 8), f(3, 8), f(8), 1e-5, f(2, 8))),
@@ -192,7 +196,7 @@ def test_debug_mode_checks_arguments() -> None:
     result = _run(DEBUG_CALLS, TOKENSPEED_KERNEL_DEBUG="1")
     assert result.returncode == 0, result.stdout + result.stderr
     messages = result.stdout.splitlines()
-    assert len(messages) == 16
+    assert len(messages) == 18
     assert messages[0] == "x has shape [2, 9]; it must be [2, 8]"
     assert "page_table holds values from 2 to 3; they must lie in [0, 3)" in messages
     assert "page_table holds values from 2 to 100; they must lie in [0, 3)" in messages
