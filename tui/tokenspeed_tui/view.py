@@ -86,6 +86,7 @@ class CounterView(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int | None = None
     storage_timeouts: int | None = None
     failed_copies: int | None = None
+    late_kernel_work: int | None = None
 
 
 class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
