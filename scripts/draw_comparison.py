@@ -43,6 +43,8 @@ def draw(figures: dict[str, Any]) -> Figure:
         axes.invert_yaxis()
         axes.tick_params(axis="x", labelsize=7)
         axes.margins(x=0.15)
+        if column == "ready_s":
+            axes.set_xscale("log")  # seconds beside minutes
     figure.suptitle(figures["title"], fontsize=10)
     return figure
 
