@@ -6,7 +6,8 @@ import torch
 
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_cpu import _native
-from tokenspeed_kernel_cpu.checks import Kernel, checked, expect
+from tokenspeed_kernel_cpu.checks import Kernel
+from tokenspeed_kernel_cpu.linear import product
 from tokenspeed_kernel_cpu.threads import follow_torch
 
 FORMATS = (
@@ -60,15 +61,10 @@ def make_int16_linear(weight: PackedWeight, bias: torch.Tensor | None) -> Kernel
 
 def _product(weight: PackedWeight, bias: torch.Tensor | None, *, wide: bool) -> Kernel:
     dense_bias = None if bias is None else bias.contiguous()
-    multiply, (rows, columns) = weight.matrix.multiply, weight.shape
     bias_address = 0 if dense_bias is None else dense_bias.data_ptr()
+    multiply_packed = weight.matrix.multiply
 
-    def check(x: torch.Tensor, out: torch.Tensor) -> None:
-        expect("x", x, torch.float32, (x.shape[0], columns))
-        expect("out", out, torch.float32, (x.shape[0], rows))
+    def multiply(x: int, tokens: int, out: int) -> None:
+        multiply_packed(x, tokens, out, bias_address, wide)
 
-    @checked(check)
-    def linear(x: torch.Tensor, out: torch.Tensor, _alive: object = (weight, dense_bias)) -> None:
-        multiply(x.data_ptr(), x.size(0), out.data_ptr(), bias_address, wide)
-
-    return linear
+    return product(multiply, weight.shape, (weight, dense_bias))

@@ -20,7 +20,7 @@ def _matrix(weight: QuantizedTensor, bias: torch.Tensor | None) -> _native.Matri
 def make_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Kernel:
     """``fn(x [T, K], out [T, N])``. Keeps the weight alive; holds no copy of it."""
     dense_bias = None if bias is None else bias.contiguous()
-    return _product(_matrix(weight, dense_bias).multiply, weight, dense_bias)
+    return product(_matrix(weight, dense_bias).multiply, weight.shape, (weight, dense_bias))
 
 
 def make_rounded_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Kernel:
@@ -30,7 +30,7 @@ def make_rounded_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> K
     A call raises RuntimeError where another instruction set was put in force meanwhile.
     """
     dense_bias = None if bias is None else bias.contiguous()
-    return _product(_matrix(weight, dense_bias).multiply_rounded, weight, dense_bias)
+    return product(_matrix(weight, dense_bias).multiply_rounded, weight.shape, (weight, dense_bias))
 
 
 def make_tiled_linear(weight: QuantizedTensor, bias: torch.Tensor | None, *, emulated: bool = False) -> Kernel:
@@ -45,20 +45,19 @@ def make_tiled_linear(weight: QuantizedTensor, bias: torch.Tensor | None, *, emu
     def multiply(x: int, tokens: int, out: int) -> None:
         multiply_tiled(x, tokens, out, emulated)
 
-    return _product(multiply, weight, dense_bias)
+    return product(multiply, weight.shape, (weight, dense_bias))
 
 
-def _product(
-    multiply: Callable[[int, int, int], None], weight: QuantizedTensor, dense_bias: torch.Tensor | None
-) -> Kernel:
-    rows, columns = weight.shape
+def product(multiply: Callable[[int, int, int], None], shape: tuple[int, int], alive: object) -> Kernel:
+    """``fn(x [T, K], out [T, N])`` of a native ``multiply`` for a weight of ``shape`` (N, K); keeps ``alive`` alive."""
+    rows, columns = shape
 
     def check(x: torch.Tensor, out: torch.Tensor) -> None:
         expect("x", x, torch.float32, (x.shape[0], columns))
         expect("out", out, torch.float32, (x.shape[0], rows))
 
     @checked(check)
-    def linear(x: torch.Tensor, out: torch.Tensor, _alive: object = (weight, dense_bias)) -> None:
+    def linear(x: torch.Tensor, out: torch.Tensor, _alive: object = alive) -> None:
         multiply(x.data_ptr(), x.size(0), out.data_ptr())
 
     return linear
