@@ -10,7 +10,6 @@ import torch
 
 from tokenspeed.device.attention.backend import AttentionBackend
 from tokenspeed.device.attention.backends import backend_class
-from tokenspeed.device.attention.router import attention_of
 from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
 from tokenspeed.device.cache_operations import CacheOperations
@@ -30,12 +29,12 @@ from tokenspeed.device.storage.fingerprint import fingerprint
 from tokenspeed.device.storage.tier import StorageTier
 from tokenspeed.device.warm_up import warm_up
 from tokenspeed.layers.batch import LayerCache
-from tokenspeed.layers.cache_spec import CacheGroupSpec, group_of_layers
+from tokenspeed.layers.cache_spec import CacheGroupSpec, groups_of_layers
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.loader import load_weights, open_source
 from tokenspeed.layers.weights import LoadedWeights
 from tokenspeed.messages import Phase
-from tokenspeed.models import Architecture, architecture
+from tokenspeed.models import Architecture, Model, architecture
 from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.recipes.topology import default_threads
@@ -141,7 +140,7 @@ def _load(config: ResolvedConfig, model: ModelConfig, family: Architecture, repo
         open_source(config.model, model),
         family.weights(model, rank=0, world=1),
         q_and_k_permuted=model.q_and_k_permuted,
-        tied=model.tie_word_embeddings,
+        ignored=(*model.ignored_weights, *((r"lm_head\.weight",) if model.tie_word_embeddings else ())),
         report=lambda done, total, detail: report("load", done, total, detail),
     )
 
@@ -186,11 +185,7 @@ def _assemble(
         max_logit_rows=logit_rows,
         max_positions=size.max_model_len + settings.overlap,
     )
-    caches = [
-        LayerCache(group=group, k=arena.field(group, layer, "k"), v=arena.field(group, layer, "v"))
-        for layer, group in enumerate(group_of_layers(layout.groups))
-    ]
-    model.bind_cache(caches)
+    model.bind_cache(_layer_caches(layout.groups, arena))
     tables = [
         BlockTables(
             group_id=facts.group_id,
@@ -200,8 +195,8 @@ def _assemble(
         )
         for index, facts in enumerate(layout.facts)
     ]
-    granularities = [facts.block_granularity for facts in layout.facts]
-    attention = _attention(layout.groups, caches, kernels, model_config, settings.max_seqs, size.table_slots)
+    granularities = [facts.block_granularity for facts in layout.facts]  # 0 of a state: it has no slots for tokens
+    attention = _attention(layout.groups, model, arena, kernels, settings.max_seqs, size.table_slots)
     parts = RunnerParts(
         model=model,
         decode=RecordedForwards(
@@ -230,25 +225,34 @@ def _assemble(
     return parts, model.workspace_bytes
 
 
+def _layer_caches(groups: Sequence[CacheGroupSpec], arena: CacheArena) -> list[tuple[LayerCache, ...]]:
+    """For each layer of the model, its part of each of its groups."""
+    return [
+        tuple(
+            LayerCache(group=index, place=groups[index].layers.index(layer), fields=arena.fields(index, layer))
+            for index in owners
+        )
+        for layer, owners in enumerate(groups_of_layers(groups))
+    ]
+
+
 def _attention(
     groups: Sequence[CacheGroupSpec],
-    caches: Sequence[LayerCache],
+    model: Model,
+    arena: CacheArena,
     kernels: KernelBinder,
-    model: ModelConfig,
     max_rows: int,
     table_slots: int,
-) -> AttentionBackend:
-    """One backend a cache group over its layers' caches, and what sends each layer to its own."""
-    backends = [
-        backend_class("paged_gqa")(
+) -> tuple[AttentionBackend, ...]:
+    """One backend a cache group, over its layers' caches."""
+    return tuple(
+        backend_class(spec.backend)(
             kernels,
-            group_id=group.group_id,
-            caches=[(caches[layer].k, caches[layer].v) for layer in group.layers],
-            num_heads=model.num_heads,
-            window=group.sliding_window_tokens or 0,
+            group=group,
+            spec=spec,
+            caches=[arena.fields(index, layer) for layer in group.layers],
             max_rows=max_rows,
             table_slots=table_slots,
         )
-        for group in groups
-    ]
-    return attention_of(groups, backends)
+        for index, (group, spec) in enumerate(zip(groups, model.attention_specs(), strict=True))
+    )

@@ -1,10 +1,10 @@
 """The KV cache's memory: one byte arena, and strided views of it for each layer.
 
-Layout: [parent][child][layer][field][kv_head][token][dim]. A parent is the least size that every group's blocks divide,
-so any parent can serve any group; parent 0 is null: padding is written there and nobody reads it.
+Layout: [parent][child][layer][field][kv_head][token][dim]. A parent is a size that every group's blocks divide,
+padded where that takes little, so any parent can serve any group; parent 0 is null: padding is written there and nobody
+reads it.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenspeed.device.residency import untouched_bytes
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.huge_memory import huge_zeros
-from tokenspeed.recipes.capacity import GroupFacts
+from tokenspeed.recipes.capacity import GroupFacts, share_parents
 
 
 def fold(spec: CacheGroupSpec, *, bytes_per_block: int, children_per_parent: int) -> GroupFacts:
@@ -40,8 +40,8 @@ class ArenaLayout:
 
     Attributes:
         groups: the declarations, in plan order.
-        dtype: of the cached values.
-        block_bytes: of one block, for each group.
+        dtype: of the cached values, where a group does not say otherwise.
+        block_bytes: of one block, for each group, with what it is padded by.
         parent_bytes: of one parent.
         facts: the groups as the scheduler takes them.
     """
@@ -57,13 +57,18 @@ class ArenaLayout:
         """Plans the layout of ``groups``; ValueError for no group or a repeated group id."""
         if not groups or len({group.group_id for group in groups}) != len(groups):
             raise ValueError(f"cache groups {[group.group_id for group in groups]}: at least one, with unique ids")
-        block_bytes = tuple(group.elements_per_block * dtype.itemsize for group in groups)
-        parent_bytes = math.lcm(*block_bytes)
+        sizes = [group.elements_per_block * dtype_of(group, dtype).itemsize for group in groups]
+        block_bytes, parent_bytes = share_parents(sizes)
         facts = tuple(
             fold(group, bytes_per_block=size, children_per_parent=parent_bytes // size)
             for group, size in zip(groups, block_bytes, strict=True)
         )
         return ArenaLayout(tuple(groups), dtype, block_bytes, parent_bytes, facts)
+
+
+def dtype_of(group: CacheGroupSpec, kv_dtype: torch.dtype) -> torch.dtype:
+    """What the group's values are stored as, where the cache is ``kv_dtype``."""
+    return kv_dtype if group.dtype == "kv" else torch.float32
 
 
 class CacheArena:
@@ -94,18 +99,23 @@ class CacheArena:
     def field(self, group: int, layer: int, name: str) -> torch.Tensor:
         """Strided view [blocks, heads, rows, dim] of one field of one of the model's layers."""
         spec = self.layout.groups[group]
-        rows, block = spec.rows_per_block, spec.elements_per_block
-        per_layer = block // len(spec.layers)
+        dtype = dtype_of(spec, self.layout.dtype)
+        rows, block = spec.rows_per_block, self.layout.block_bytes[group] // dtype.itemsize
+        per_layer = spec.elements_per_block // len(spec.layers)
         offset = spec.layers.index(layer) * per_layer
         for cache_field in spec.fields:
             if cache_field.name == name:
-                return self._bytes.view(self.layout.dtype).as_strided(
+                return self._bytes.view(dtype).as_strided(
                     (self.num_blocks(group), cache_field.heads, rows, cache_field.dim),
                     (block, rows * cache_field.dim, cache_field.dim, 1),
                     offset,
                 )
             offset += cache_field.heads * rows * cache_field.dim
         raise KeyError(f"cache group {spec.group_id!r} has no field {name!r}")
+
+    def fields(self, group: int, layer: int) -> dict[str, torch.Tensor]:
+        """All fields of one of the model's layers, by name."""
+        return {spec.name: self.field(group, layer, spec.name) for spec in self.layout.groups[group].fields}
 
     def blocks(self, group: int) -> torch.Tensor:
         """uint8 [blocks, bytes of a block] of the group, a view."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from tokenspeed.device.handle import RowStart, StepResult, StepTimings
 from tokenspeed.device.recorded import Forward
 from tokenspeed.device.sampling.sampler import Logprobs, Sampled, Sampler
 from tokenspeed.device.step_inputs import Step, StepInputs
-from tokenspeed.layers.batch import ForwardBatch
+from tokenspeed.layers.batch import Attention, ForwardBatch
 from tokenspeed.messages import PromptLogprobs
 from tokenspeed.messages.output import TokenLogprobs
 from tokenspeed.models import Model
@@ -39,7 +39,7 @@ class RunnerParts:
     arena: CacheArena
     tables: list[BlockTables]
     inputs: StepInputs
-    attention: AttentionBackend
+    attention: tuple[AttentionBackend, ...]
     sampler: Sampler
     max_logit_rows: int
 
@@ -90,7 +90,10 @@ class Runner:
         forward = parts.model.forward if step.num_extends else parts.decode
         hidden = forward(
             ForwardBatch(
-                input_ids=step.input_ids, positions=step.positions, slots=step.slots, attention=parts.attention
+                input_ids=step.input_ids,
+                positions=step.positions,
+                slots=step.slots,
+                attention=cast("tuple[Attention, ...]", parts.attention),
             )
         )
         forwarded = time.perf_counter()
@@ -105,31 +108,32 @@ class Runner:
         return _result(plan.forward_id, step, sampled, prompt_logprobs, timings)
 
     def _refresh_attention(self, step: Step) -> None:
-        """Prepares attention for the extending rows [0, n) and the decoding rows [n, B)."""
-        attention, n, count = self._parts.attention, step.num_extends, step.rows.shape[0]
+        """Prepares the attention of each group for the extending rows [0, n) and the decoding rows [n, B)."""
+        n, count = step.num_extends, step.rows.shape[0]
         mode = ForwardMode.DECODE if n == 0 else ForwardMode.EXTEND if n == count else ForwardMode.MIXED
         lengths, prefixes = step.input_len_tensor[:n], step.prefix_len_tensor[:n]
-        attention.refresh_extend_metadata(
-            n,
-            step.rows_tensor[:n],
-            forward_mode=mode,
-            block_tables=self._table_tensors,
-            extend_seq_lens=lengths,
-            extend_seq_lens_cpu=lengths,
-            extend_prefix_lens=prefixes,
-            extend_prefix_lens_cpu=prefixes,
-            extend_with_prefix=bool(step.prefix_len[:n].any()),
-            query_shard=None,
-        )
-        attention.refresh_decode_metadata(
-            count - n,
-            count - n,
-            step.rows_tensor[n:],
-            step.seq_lens[n:],
-            forward_mode=mode,
-            block_tables=self._table_tensors,
-            for_graph_replay=False,
-        )
+        for attention in self._parts.attention:
+            attention.refresh_extend_metadata(
+                n,
+                step.rows_tensor[:n],
+                forward_mode=mode,
+                block_tables=self._table_tensors,
+                extend_seq_lens=lengths,
+                extend_seq_lens_cpu=lengths,
+                extend_prefix_lens=prefixes,
+                extend_prefix_lens_cpu=prefixes,
+                extend_with_prefix=bool(step.prefix_len[:n].any()),
+                query_shard=None,
+            )
+            attention.refresh_decode_metadata(
+                count - n,
+                count - n,
+                step.rows_tensor[n:],
+                step.seq_lens[n:],
+                forward_mode=mode,
+                block_tables=self._table_tensors,
+                for_graph_replay=False,
+            )
 
     def _sample(self, hidden: torch.Tensor, step: Step) -> Sampled | None:
         """Draws a token for each sampling row; logits are computed for these rows only."""

@@ -25,7 +25,7 @@ class Step:
         last_token: index among the T tokens of each row's last one, [B].
         sampling: indices of the rows that sample.
         input_ids, positions: int32 [T] tensors.
-        slots: int64 [T] tensor for each cache group.
+        slots: int64 [T] tensor for each cache group; of a group of states it says nothing.
         rows_tensor: int64 [B]; input_len_tensor, prefix_len_tensor, seq_lens: int32 [B] tensors.
     """
 
@@ -107,7 +107,8 @@ class StepInputs:
         np.copyto(ids, input_ids)
         np.copyto(ids, self._last_token[token_rows], where=input_ids < 0)
         for tables, granularity, slots in zip(self._tables, self._granularities, self._slots, strict=True):
-            write_slots(tables.ids, token_rows, positions, granularity, slots.host[:tokens])
+            if granularity:
+                write_slots(tables.ids, token_rows, positions, granularity, slots.host[:tokens])
         np.add(prefix_len, input_len, out=self._seq_lens.host[:count])
         self._rows.host[:count] = rows
         return Step(

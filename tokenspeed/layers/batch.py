@@ -1,32 +1,60 @@
 """What a model's forward gets: the tokens of one step, and attention prepared for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 
-class Attention(Protocol):
-    """Attention over cached keys and values, prepared for the batch; reads the cache and never writes it."""
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Where the rows of a batch have their state, B rows with T tokens.
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """``q`` float32 [T, heads, head_dim] of layer ``layer``; writes ``out``, of the same shape."""
+    Attributes:
+        starts: int32 [B + 1]: row b has the tokens starts[b] up to starts[b + 1].
+        sources: int32 [B]: the block with the state before the row's first token; 0: there is none yet, it is zero.
+        targets: int32 [B]: the block that the state behind its last token is written to; 0: to none.
+    """
+
+    starts: torch.Tensor
+    sources: torch.Tensor
+    targets: torch.Tensor
+
+
+class Attention(Protocol):
+    """What the layers of one cache group ask, prepared for the batch; each backend has what its layers need.
+
+    ``place`` is a layer's place among those of the group. Caches are read and never written here.
+    """
+
+    def attend(self, place: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Of grouped queries: ``q`` float32 [T, heads, head_dim]; writes ``out``, of the same shape."""
+        ...
+
+    def attend_latent(self, place: int, q_latent: torch.Tensor, q_rope: torch.Tensor, out: torch.Tensor) -> None:
+        """Of absorbed queries: float32 [T, heads, latent] and [T, heads, rotary]; writes ``out`` [T, heads, latent]."""
+        ...
+
+    @property
+    def state_rows(self) -> StateRows:
+        """Of a group of states."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's part of the cache.
+    """One layer's part of one cache group.
 
     Attributes:
-        group: index of the layer's cache group: of its slots in ``ForwardBatch.slots``.
-        k, v: strided views [blocks, kv heads, granularity, head_dim] of the arena.
+        group: index of the group: of its slots and its attention in a ``ForwardBatch``.
+        place: the layer's place among those of the group.
+        fields: by name, strided views [blocks, heads, rows of a block, dim] of the arena.
     """
 
     group: int
-    k: torch.Tensor
-    v: torch.Tensor
+    place: int
+    fields: Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +64,11 @@ class ForwardBatch:
     Attributes:
         input_ids: int32 [T].
         positions: int32 [T], each token's index in its sequence.
-        slots: for each cache group, int64 [T]: where the prologue writes the token's keys and values.
-        attention: prepared for this batch.
+        slots: for each cache group, int64 [T]: where the prologue writes what the token leaves there.
+        attention: of each cache group, prepared for this batch.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     slots: Sequence[torch.Tensor]
-    attention: Attention
+    attention: Sequence[Attention]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 CacheKind = Literal["full_history", "sliding_window", "state"]
+CacheType = Literal["kv", "float32"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +34,14 @@ class CacheGroupSpec:
         entry_stride_tokens: history kinds: tokens that one row stands for; 1 unless the model compresses.
         sliding_window_tokens: sliding windows only: tokens that stay visible.
         checkpoint_granularity: state only: tokens between two snapshots.
+        dtype: of what is cached here: "kv" is whatever the engine's cache has, "float32" does not follow it.
     """
 
     group_id: str
     kind: CacheKind
     layers: tuple[int, ...]
     fields: tuple[CacheFieldSpec, ...]
+    dtype: CacheType = "kv"
     rows_per_page: int | None = None
     entry_stride_tokens: int | None = None
     sliding_window_tokens: int | None = None
@@ -103,14 +106,17 @@ class CacheGroupSpec:
         return len(self.layers) * per_row * self.rows_per_block
 
 
-def group_of_layers(groups: Sequence[CacheGroupSpec]) -> tuple[int, ...]:
-    """For each layer of the model, the index of the group that caches it.
+def groups_of_layers(groups: Sequence[CacheGroupSpec]) -> tuple[tuple[int, ...], ...]:
+    """For each layer of the model, the indices of the groups that cache it, in order.
 
-    Raises ValueError unless every layer, from 0 on, is in exactly one group.
+    Raises ValueError unless every layer, from 0 on, is in a group, and in none twice.
     """
-    owners = {layer: index for index, group in enumerate(groups) for layer in group.layers}
-    count = sum(len(group.layers) for group in groups)
-    if len(owners) != count or sorted(owners) != list(range(count)):
-        declared = ", ".join(f"{group.group_id!r}: {list(group.layers)}" for group in groups)
-        raise ValueError(f"cache groups must hold each layer from 0 on once; they hold {declared}")
-    return tuple(owners[layer] for layer in range(count))
+    declared = ", ".join(f"{group.group_id!r}: {list(group.layers)}" for group in groups)
+    for group in groups:
+        if len(set(group.layers)) != len(group.layers):
+            raise ValueError(f"cache group {group.group_id!r} has a layer twice; the groups hold {declared}")
+    count = max(layer for group in groups for layer in group.layers) + 1
+    found = tuple(tuple(index for index, group in enumerate(groups) if layer in group.layers) for layer in range(count))
+    if not all(found):
+        raise ValueError(f"cache groups must hold each layer from 0 on; they hold {declared}")
+    return found

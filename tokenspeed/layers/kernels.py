@@ -8,7 +8,9 @@ import torch
 from tokenspeed.recipes.resolved import Activations
 from tokenspeed_kernel import ops
 from tokenspeed_kernel.binding import Bound
+from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
+from tokenspeed_kernel.ops.moe import Routing
 from tokenspeed_kernel.page_sizes import kernel_page_size
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import KernelSpec
@@ -21,9 +23,18 @@ OPERATIONS = (
     "norm.rms",
     "norm.fused_add_rms",
     "activation.silu_and_mul",
+    "activation.clamped_swiglu",
+    "activation.sigmoid_gate",
+    "activation.add",
+    "moe.route",
+    "moe.experts",
+    "gemm.head_linear",
     "attention.gqa_prologue",
     "attention.decode",
     "attention.extend",
+    "attention.mla_prologue",
+    "attention.mla_decode",
+    "attention.mla_extend",
     "sampling.sample",
     "sampling.apply_penalties",
     "sampling.logprobs",
@@ -65,10 +76,40 @@ class KernelBinder:
         kernel: Kernel = bound.fn
         return kernel
 
-    def linear(self, weight: QuantizedTensor, bias: torch.Tensor | None) -> Kernel:
-        """``fn(x float32 [T, K], out float32 [T, N])``."""
+    def linear(self, weight: QuantizedTensor, bias: torch.Tensor | None, *, exact: bool = False) -> Kernel:
+        """``fn(x float32 [T, K], out float32 [T, N])``; where ``exact``, x is never rounded."""
         override = self._overrides.get("gemm.linear")
-        return self._keep(ops.bind_linear(weight, bias, activations=self._rounding(weight.format), override=override))
+        rounding = "float32" if exact else self._rounding(weight.format)
+        return self._keep(ops.bind_linear(weight, bias, activations=rounding, override=override))
+
+    def head_linear(self, weight: QuantizedTensor, heads: int) -> Kernel:
+        """``fn(x float32 [T, heads, K], out float32 [T, heads, N])``."""
+        return self._keep(ops.bind_head_linear(weight, heads, override=self._overrides.get("gemm.head_linear")))
+
+    def route(self, routing: Routing, correction: torch.Tensor | None) -> Kernel:
+        """``fn(logits, ids, weights)``."""
+        return self._keep(ops.bind_route(routing, correction, override=self._overrides.get("moe.route")))
+
+    def experts(
+        self,
+        gate_up: QuantizedTensor,
+        down: QuantizedTensor,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+        activation: GatedActivation,
+    ) -> Kernel:
+        """``fn(x, ids, weights, out)``."""
+        return self._keep(
+            ops.bind_experts(
+                gate_up,
+                down,
+                gate_up_bias,
+                down_bias,
+                activation,
+                activations=self._rounding(gate_up.format),
+                override=self._overrides.get("moe.experts"),
+            )
+        )
 
     def _rounding(self, stored: str) -> str | None:
         """What may be rounded to meet what is ``stored`` so; None leaves it to the environment."""
@@ -94,41 +135,94 @@ class KernelBinder:
         """``fn(gate, up, out)``."""
         return self._keep(ops.bind_silu_and_mul(override=self._overrides.get("activation.silu_and_mul")))
 
-    def gqa_prologue(self, *, head_dim: int, q_per_kv: int, qk_norm: bool, kv_dtype: torch.dtype) -> Kernel:
+    def clamped_swiglu(self) -> Kernel:
+        """``fn(gate, up, alpha, limit, out)``."""
+        return self._keep(ops.bind_clamped_swiglu(override=self._overrides.get("activation.clamped_swiglu")))
+
+    def sigmoid_gate(self) -> Kernel:
+        """``fn(x, gate, out)``."""
+        return self._keep(ops.bind_sigmoid_gate(override=self._overrides.get("activation.sigmoid_gate")))
+
+    def add(self) -> Kernel:
+        """``fn(x, out in/out)``."""
+        return self._keep(ops.bind_add(override=self._overrides.get("activation.add")))
+
+    def gqa_prologue(
+        self, *, head_dim: int, q_per_kv: int, qk_norm: bool, partial_rotary: bool, kv_dtype: torch.dtype
+    ) -> Kernel:
         """``fn(q, k, v, positions, cos_sin, q_norm, k_norm, eps, k_cache, v_cache, slots)``."""
-        override = self._overrides.get("attention.gqa_prologue")
         return self._keep(
             ops.bind_gqa_prologue(
-                head_dim=head_dim, q_per_kv=q_per_kv, qk_norm=qk_norm, kv_dtype=kv_dtype, override=override
+                head_dim=head_dim,
+                q_per_kv=q_per_kv,
+                qk_norm=qk_norm,
+                partial_rotary=partial_rotary,
+                kv_dtype=kv_dtype,
+                override=self._overrides.get("attention.gqa_prologue"),
             )
         )
 
+    def mla_prologue(self, *, latent_dim: int, rotary_dim: int, plain_dim: int, kv_dtype: torch.dtype) -> Kernel:
+        """``fn(q, compressed, positions, cos_sin, latent_norm, eps, latent_cache, slots)``."""
+        return self._keep(
+            ops.bind_mla_prologue(
+                latent_dim=latent_dim,
+                rotary_dim=rotary_dim,
+                plain_dim=plain_dim,
+                kv_dtype=kv_dtype,
+                override=self._overrides.get("attention.mla_prologue"),
+            )
+        )
+
+    def mla_read(self, mode: str, *, latent_dim: int, rotary_dim: int, page: int, kv_dtype: torch.dtype) -> Kernel:
+        """The kernel of ``mode`` ("mla_decode" or "mla_extend") for blocks of ``page`` tokens; raises as attention_read
+        does."""
+        bound = ops.bind_mla_read(
+            mode,
+            latent_dim=latent_dim,
+            rotary_dim=rotary_dim,
+            kernel_page_size=page,
+            kv_dtype=kv_dtype,
+            activations=self._attention_rounding(kv_dtype),
+            override=self._overrides.get(f"attention.{mode}"),
+        )
+        return self._keep(_reads(bound, page))
+
     def attention_read(
-        self, mode: str, *, head_dim: int, q_per_kv: int, page: int, windowed: bool, kv_dtype: torch.dtype
+        self,
+        mode: str,
+        *,
+        head_dim: int,
+        q_per_kv: int,
+        page: int,
+        windowed: bool,
+        sinks: bool,
+        soft_cap: bool,
+        kv_dtype: torch.dtype,
     ) -> Kernel:
         """The kernel of attention ``mode`` ("decode" or "extend") for blocks of ``page`` tokens.
 
-        ``windowed``: whether calls give a window above 0. Raises ValueError where the kernel's own page size does not
-        divide a block.
+        ``windowed``: whether calls give a window above 0; ``sinks`` and ``soft_cap``: whether they give these. Raises
+        ValueError where the kernel's own page size does not divide a block.
         """
         bind = ops.bind_attention_decode if mode == "decode" else ops.bind_attention_extend
-        rounding = self._rounding(str(kv_dtype).removeprefix("torch."))
         bound = bind(
             head_dim=head_dim,
             q_per_kv=q_per_kv,
             kernel_page_size=page,
             windowed=windowed,
+            sinks=sinks,
+            soft_cap=soft_cap,
             kv_dtype=kv_dtype,
-            activations="float32" if rounding in ("int8", "int16") else rounding,
+            activations=self._attention_rounding(kv_dtype),
             override=self._overrides.get(f"attention.{mode}"),
         )
-        sizes = kernel_page_size(bound.spec.name)
-        if all(page % size for size in sizes):
-            raise ValueError(
-                f"blocks of {page} tokens: {bound.spec.name} reads pages of {', '.join(map(str, sizes))} tokens; "
-                "set kv.granularity to a multiple"
-            )
-        return self._keep(bound)
+        return self._keep(_reads(bound, page))
+
+    def _attention_rounding(self, kv_dtype: torch.dtype) -> str | None:
+        """As _rounding, of what attention knows."""
+        rounding = self._rounding(str(kv_dtype).removeprefix("torch."))
+        return "float32" if rounding in ("int8", "int16") else rounding
 
     def sample(self) -> Kernel:
         """``fn(logits, temperature, top_k, top_p, min_p, seed, choice, position, out)``."""
@@ -145,3 +239,14 @@ class KernelBinder:
     def has_nan(self) -> Kernel:
         """``fn(logits, out bool [S])``."""
         return self._keep(ops.bind_has_nan(override=self._overrides.get("sampling.has_nan")))
+
+
+def _reads(bound: Bound, page: int) -> Bound:
+    """The kernel, if it reads blocks of ``page`` tokens; ValueError where its own page size does not divide them."""
+    sizes = kernel_page_size(bound.spec.name)
+    if all(page % size for size in sizes):
+        raise ValueError(
+            f"blocks of {page} tokens: {bound.spec.name} reads pages of {', '.join(map(str, sizes))} tokens; "
+            "set kv.granularity to a multiple"
+        )
+    return bound

@@ -1,16 +1,22 @@
 """What a model says of its weights, and the weights once they are loaded."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 
-from tokenspeed.layers.shard import Shard
+from tokenspeed.layers.shard import Shard, ShardKind
 from tokenspeed_kernel.quantized import QuantizedTensor
 
 JOIN_COPY_LIMIT = 4 << 20
 """Bytes up to which neighbours are joined by a copy; reading more takes far longer than the call that a join saves."""
+
+
+RowOrder = Callable[[int], torch.Tensor]
+"""For a number of rows, int64 [rows]: where each row of the weight lies among those that the checkpoint has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +29,71 @@ class WeightSpec:
         shard: the part this rank holds.
         rotary_heads: the rows are this many heads of rotary pairs (q and k), which GGUF llama files store permuted;
             0 for all others.
+        parts: tensors of equal shape whose rows, one below the other, are the weight (the experts of a layer), where it
+            is not one tensor of its own name.
+        stored: the shape that the checkpoint has it in, where that is another: [experts, rows, columns], or a
+            convolution's [channels, 1, width].
+        is_float: small numbers of any shape that the model wants as float32; vectors always are.
+        row_order: how the rows that a rank holds are put into order; it must not cross a shard's border.
+        offset: is added to every number of a float: some norms are stored as what they have beyond 1.
     """
 
     name: str
     shape: tuple[int, ...]
     shard: Shard
     rotary_heads: int = 0
+    parts: tuple[str, ...] = ()
+    stored: tuple[int, ...] = ()
+    is_float: bool = False
+    row_order: RowOrder | None = None
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 2) or min(self.shape) < 1:
             raise ValueError(f"weight {self.name}: shape {self.shape} is neither a matrix nor a vector")
         if self.rotary_heads and self.shape[0] % (2 * self.rotary_heads):
             raise ValueError(f"weight {self.name}: {self.shape[0]} rows are not {self.rotary_heads} heads of even size")
+        if self.parts and self.shape[0] % len(self.parts):
+            raise ValueError(f"weight {self.name}: {self.shape[0]} rows are not {len(self.parts)} equal parts")
+        if self.stored and math.prod(self.stored) != math.prod(self.shape):
+            raise ValueError(f"weight {self.name}: {self.stored} and {self.shape} hold different numbers of elements")
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether kernels multiply by it, in whatever format it is stored in."""
+        return len(self.shape) == 2 and not self.is_float
+
+    @property
+    def tensors(self) -> tuple["WeightSpec", ...]:
+        """What the checkpoint holds of it: itself, or each of its parts, whole."""
+        if not self.parts:
+            return (self,)
+        shape = (self.shape[0] // len(self.parts), *self.shape[1:])
+        whole = Shard(kind="replicated", rank=0, world=1)
+        return tuple(WeightSpec(name=name, shape=shape, shard=whole, is_float=self.is_float) for name in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Writes specs for one rank of ``world``."""
+
+    rank: int
+    world: int
+
+    def rows(self, name: str, rows: int, *columns: int, **more: Any) -> WeightSpec:
+        """The ranks share the rows: outputs, heads, experts, the vocabulary."""
+        return self._spec(name, (rows, *columns), "rows", more)
+
+    def columns(self, name: str, rows: int, columns: int, **more: Any) -> WeightSpec:
+        """The ranks share the columns; their results are partial sums."""
+        return self._spec(name, (rows, columns), "columns", more)
+
+    def whole(self, name: str, *shape: int, **more: Any) -> WeightSpec:
+        """Every rank has all of it."""
+        return self._spec(name, shape, "replicated", more)
+
+    def _spec(self, name: str, shape: tuple[int, ...], kind: ShardKind, more: dict[str, Any]) -> WeightSpec:
+        return WeightSpec(name=name, shape=shape, shard=Shard(kind=kind, rank=self.rank, world=self.world), **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +102,7 @@ class LoadedWeights:
 
     Attributes:
         matrices: QuantizedTensor [rows, columns] of this rank; most are views of a read-only map of the file.
-        vectors: float32 [length] (norms, biases).
+        vectors: float32 (norms, biases, and whatever else a spec says is a float).
         rotary_factors: float32 [head_dim / 2] divisors of the rotary frequencies, where the checkpoint stores them.
     """
 
@@ -65,6 +124,22 @@ def unpermuted_rows(rows: int, heads: int) -> torch.Tensor:
     head, row D/2 + i from row 2i + 1.
     """
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(rows)
+
+
+def paired_rotary_rows(heads: int, plain: int, rotary: int) -> RowOrder:
+    """The order of ``heads`` heads of ``plain`` rows and ``rotary`` rows behind them, of which the checkpoint has those
+    that rotate together side by side, and kernels want them half a rotary part apart."""
+    within = torch.cat(
+        [torch.arange(plain), plain + torch.arange(rotary).view(rotary // 2, 2).transpose(0, 1).reshape(rotary)]
+    )
+
+    def order(rows: int) -> torch.Tensor:
+        held = rows // (plain + rotary)
+        return (torch.arange(held).unsqueeze(1) * (plain + rotary) + within).reshape(rows)
+
+    if heads < 1:
+        raise ValueError(f"{heads} heads have no rows to put into order")
+    return order
 
 
 def joined(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:

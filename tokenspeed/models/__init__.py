@@ -1,6 +1,7 @@
 """One file for each architecture, all exposing the same in the same order: cache_groups, weights, Model.
 
-``Model`` is made of the loaded weights and has bind_cache, forward and logits; see docs/adding-a-model.md.
+``Model`` is made of the loaded weights and has attention_specs, bind_cache, forward and logits; see
+docs/adding-a-model.md.
 """
 
 from collections.abc import Sequence
@@ -9,22 +10,24 @@ from typing import Protocol, cast
 
 import torch
 
+from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec
 from tokenspeed.recipes.model_config import CheckpointError, ModelConfig
 
-MODELS = ("llama", "qwen3")
+MODELS = ("deepseek_v3", "kimi_k25", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 """Architectures; each is a file of this folder."""
 
 
 class Model(Protocol):
-    """A model ready to run; see llama.py for what the methods promise."""
+    """A model ready to run; see tokenspeed/layers/decoder.py for what the methods promise."""
 
     workspace_bytes: int
 
-    def bind_cache(self, caches: Sequence[LayerCache]) -> None: ...
+    def attention_specs(self) -> tuple[AttentionSpec, ...]: ...
+    def bind_cache(self, caches: Sequence[Sequence[LayerCache]]) -> None: ...
     def forward(self, batch: ForwardBatch) -> torch.Tensor: ...
     def logits(self, hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor: ...
 

@@ -18,6 +18,13 @@ NO_LIMIT = (1 << 31) - 1
 """Tokens; for a bound that only the pool sets."""
 
 
+MOST_LARGEST = 8
+"""A parent is at most so many of the largest blocks; beyond that blocks are padded."""
+
+BLOCK_ALIGNMENT = 64
+"""Bytes that padded blocks are a multiple of."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupFacts:
     """One cache group as the scheduler takes it: logical tokens and whole blocks, no kernel geometry.
@@ -103,11 +110,12 @@ def cache_shape(
     groups: Sequence[CacheGroup], cache_type: str, *, granularity: int, tensor_parallel: int = 1
 ) -> CacheShape:
     """Blocks of ``granularity`` tokens for the history groups, one state a block for the others, on one rank."""
-    sizes = [
-        group_bytes(group, cache_type, tensor_parallel) * (1 if group.kind == "state" else granularity)
-        for group in groups
-    ]
-    parent = math.lcm(*sizes)
+    sizes, parent = share_parents(
+        [
+            group_bytes(group, cache_type, tensor_parallel) * (1 if group.kind == "state" else granularity)
+            for group in groups
+        ]
+    )
     facts = tuple(
         GroupFacts(
             group_id=group.id,
@@ -121,6 +129,29 @@ def cache_shape(
         for group, size in zip(groups, sizes, strict=True)
     )
     return CacheShape(facts=facts, parent_bytes=parent)
+
+
+def share_parents(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Bytes of a block of each group, and of a parent that is a whole number of each.
+
+    The least common multiple does, where it is no more than a few blocks of the largest. Else blocks are padded: a
+    parent is a few of the largest, as many as waste least, and of the others as many as fit, each made a little longer.
+    """
+    largest = max(sizes)
+    exact = math.lcm(*sizes)
+    if exact <= MOST_LARGEST * largest:
+        return tuple(sizes), exact
+    best: tuple[tuple[int, ...], int] | None = None
+    least = math.inf
+    for count in range(1, MOST_LARGEST + 1):
+        counts = [count * largest // size for size in sizes]
+        unit = math.lcm(*counts) * BLOCK_ALIGNMENT
+        parent = -(-count * largest // unit) * unit
+        waste = max(1 - number * size / parent for number, size in zip(counts, sizes, strict=True))
+        if waste < least - 0.005:  # a larger parent must be worth it
+            best, least = (tuple(parent // number for number in counts), parent), waste
+    assert best is not None, "a share that is wasted is below 1"
+    return best
 
 
 def size_pool(

@@ -42,9 +42,10 @@ class CacheGroup(Strict):
 
 
 class LatentAttention(Strict):
-    """Multi-head latent attention (DeepSeek-V2): ranks of the compressed query and cache, and widths of a head."""
+    """Multi-head latent attention (DeepSeek-V2): ranks of the compressed query (0: it is not compressed) and cache, and
+    widths of a head."""
 
-    query_rank: Positive
+    query_rank: Count
     latent: Positive
     rotary: Positive
     plain: Positive
@@ -137,12 +138,43 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         tied=config.tie_word_embeddings,
         head_norms=config.qk_norm,
         biases=config.attention_bias,
+        latent=_latent(config),
+        experts=_experts(config),
         quantisation_block=1 if config.quantization is None else config.quantization.block_columns,
     )
 
 
+def _latent(config: ModelConfig) -> LatentAttention | None:
+    latent = config.latent
+    if latent is None:
+        return None
+    return LatentAttention(
+        query_rank=latent.query_rank,
+        latent=latent.latent,
+        rotary=latent.rotary,
+        plain=latent.plain,
+        value=latent.value,
+    )
+
+
+def _experts(config: ModelConfig) -> Experts | None:
+    experts = config.experts
+    if experts is None:
+        return None
+    return Experts(
+        layers=len(experts.layers),
+        count=experts.count,
+        active=experts.active,
+        shared=-(-experts.shared_intermediate // experts.intermediate),
+        intermediate=experts.intermediate,
+    )
+
+
 def groups_of(config: ModelConfig) -> list[CacheGroup]:
-    """The cache groups of a dense decoder: keys and values, of all tokens or of those in the window."""
+    """The cache groups of a checkpoint that is here; the model's own declaration says the same."""
+    if config.latent is not None:
+        width = config.latent.latent + config.latent.rotary
+        return [CacheGroup(id="latent", layers=config.num_layers, values_per_layer=width, replicated=True)]
     values = 2 * config.num_kv_heads * config.head_dim
     sliding = len(config.sliding_layers)
     groups = []
@@ -193,7 +225,7 @@ def _attention(model: Dimensions) -> tuple[int, int]:
         norms = 2 * model.head_dim if model.head_norms else 0
         return model.layers * sharded, model.layers * norms
     latent = model.latent
-    sharded = latent.query_rank * model.heads * (latent.plain + latent.rotary)
+    sharded = (latent.query_rank or model.hidden) * model.heads * (latent.plain + latent.rotary)
     sharded += latent.latent * model.heads * (latent.plain + latent.value) + model.heads * latent.value * model.hidden
     replicated = model.hidden * (latent.query_rank + latent.latent + latent.rotary) + latent.query_rank + latent.latent
     if model.index is not None:

@@ -91,14 +91,32 @@ def weights_term(total: int, model: Dimensions | None, parallel: Parallel, store
 
 
 def cpu_workspace_term(model: Dimensions, *, chunk: int, max_seqs: int, positions: int) -> Term:
-    """The buffers of a dense decoder's forward on the CPU, float32, and the table of rotary embeddings."""
+    """The buffers of a forward on the CPU, float32, and the table of rotary embeddings."""
     tokens, rows = chunk + max_seqs, max(max_seqs, LEAST_LOGIT_ROWS)
-    heads, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    values = tokens * (3 * model.hidden + 2 * heads + 2 * keys + 3 * model.intermediate)
-    values += rows * (model.hidden + model.vocab) + positions * model.head_dim + model.hidden
-    return Term(
-        name="workspace", bytes=4 * values, certainty="counted", detail=f"{tokens} tokens a step, {rows} rows of logits"
-    )
+    values = tokens * (3 * model.hidden + _attention_values(model) + _feed_forward_values(model))
+    rotated = model.head_dim if model.latent is None else model.latent.rotary
+    values += rows * (model.hidden + model.vocab) + positions * rotated + model.hidden
+    detail = f"{tokens} tokens a step, {rows} rows of logits"
+    return Term(name="workspace", bytes=4 * values, certainty="counted", detail=detail)
+
+
+def _attention_values(model: Dimensions) -> int:
+    """Numbers that attention holds for a token: projections, and the heads' output."""
+    latent = model.latent
+    if latent is None:
+        return 2 * (model.heads + model.kv_heads) * model.head_dim
+    each = latent.plain + latent.rotary + 2 * latent.latent + latent.value
+    return model.heads * each + latent.query_rank + latent.latent + latent.rotary
+
+
+def _feed_forward_values(model: Dimensions) -> int:
+    """The same of MLPs, which share their buffers, and of experts and their router."""
+    experts = model.experts
+    if experts is None:
+        return 3 * model.intermediate
+    dense = model.intermediate if model.layers > experts.layers else 0
+    inner = max(dense, experts.shared * experts.intermediate)
+    return 3 * inner + experts.count + 2 * experts.active + (model.hidden if experts.shared else 0)
 
 
 def device_terms(model: Dimensions | None, parallel: Parallel, *, chunk: int, max_seqs: int) -> list[Term]:

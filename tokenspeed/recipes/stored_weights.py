@@ -18,6 +18,12 @@ DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1, "I32": 4, "
 FLOAT_DTYPES = ("F32", "BF16", "F16")
 """What a tensor that is not quantised, and a scale, may be."""
 
+_DECODERS = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+
 _ELEMENTS = {"int8": "I8", "fp8": "F8_E4M3"}
 _PER_WORD = {"int4": 8, "int8": 4}
 _PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx")
@@ -85,7 +91,7 @@ class _Module:
 
 
 def stored_weights(folder: Path, quantization: Quantization | None) -> dict[str, StoredWeight]:
-    """Every weight of the checkpoint in ``folder``, by its Hugging Face name.
+    """Every weight of the checkpoint in ``folder``, by the name that it has in a checkpoint of the decoder alone.
 
     Raises CheckpointError, naming file and tensor, where a tensor is there twice or damaged, is stored in a way that
     cannot be read, or does not fit what ``quantization`` or its companions say.
@@ -108,7 +114,15 @@ def stored_weights(folder: Path, quantization: Quantization | None) -> dict[str,
                 f"{weight.values.path}: {name} is stored as {weight.values.tensor.dtype}; supported are "
                 f"{', '.join(FLOAT_DTYPES)}: use a checkpoint in one of them or a GGUF file"
             )
-    return weights
+    return {decoder_name(name): weight for name, weight in weights.items()}
+
+
+def decoder_name(name: str) -> str:
+    """The name of a tensor as a checkpoint of the decoder alone has it: models that see have theirs under another."""
+    for inner, plain in _DECODERS.items():
+        if name.startswith(inner):
+            return plain + name.removeprefix(inner)
+    return name
 
 
 def _tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -122,6 +122,26 @@ def _silu_workload(signature: FormatSignature, traits: Traits, phase: str, _boun
     return Workload(f"[{rows}, {WIDTH}]", arguments, work=_silu_work(signature, traits, phase))
 
 
+def _gate_work(_signature: FormatSignature, _traits: Traits, phase: str) -> Work:
+    return _elementwise_work(3, 6, phase)
+
+
+def _gate_workload(signature: FormatSignature, traits: Traits, phase: str, _bound: object) -> Workload:
+    rows = ROWS[phase]
+    arguments = (_random(rows, WIDTH), _random(rows, WIDTH), torch.empty(rows, WIDTH))
+    return Workload(f"[{rows}, {WIDTH}]", arguments, work=_gate_work(signature, traits, phase))
+
+
+def _add_work(_signature: FormatSignature, _traits: Traits, phase: str) -> Work:
+    return _elementwise_work(3, 1, phase)
+
+
+def _add_workload(signature: FormatSignature, traits: Traits, phase: str, _bound: object) -> Workload:
+    rows = ROWS[phase]
+    arguments = (_random(rows, WIDTH), torch.zeros(rows, WIDTH))
+    return Workload(f"[{rows}, {WIDTH}]", arguments, work=_add_work(signature, traits, phase))
+
+
 def _attention_work(signature: FormatSignature, traits: Traits, phase: str) -> Work:
     head_dim, per_kv = int(traits["head_dim"]), int(traits["q_per_kv"])
     queries, tokens, query_heads = ROWS[phase], KV_TOKENS[phase], KV_HEADS * per_kv
@@ -164,5 +184,7 @@ register_workload("embedding.lookup", lookup_workload, _lookup_work)
 register_workload("norm.rms", _rms_workload, _rms_work)
 register_workload("norm.fused_add_rms", _fused_rms_workload, _fused_rms_work)
 register_workload("activation.silu_and_mul", _silu_workload, _silu_work)
+register_workload("activation.sigmoid_gate", _gate_workload, _gate_work)
+register_workload("activation.add", _add_workload, _add_work)
 register_workload("attention.decode", _decode_workload, _attention_work)
 register_workload("attention.extend", _extend_workload, _attention_work)

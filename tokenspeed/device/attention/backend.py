@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from tokenspeed.layers.attention_spec import AttentionSpec
+from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.kernels import KernelBinder
 
 
@@ -42,9 +44,11 @@ class QueryShardPlan:
 
 
 class AttentionBackend(Protocol):
-    """Attention over the cached keys and values of one cache group. Backends read the cache and never write it.
+    """What the layers of one cache group ask. Backends read the cache and never write it.
 
-    In a batch the tokens of extending rows come first, then those of decoding rows.
+    In a batch the tokens of extending rows come first, then those of decoding rows. A step refreshes the extending rows
+    first and the decoding rows behind them. A backend has those of ``tokenspeed.layers.batch.Attention``'s methods that
+    its layers call.
     """
 
     def refresh_decode_metadata(
@@ -87,27 +91,21 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attention of the group's layer number ``layer``: q float32 [T, heads, head_dim], out the same; keys were
-        written before."""
-        ...
-
 
 class AttentionBackendConstructor(Protocol):
     """How the builder makes a backend for a cache group.
 
-    ``caches`` are the keys and values of each of the group's layers, strided views of the arena; ``window`` is the
-    number of positions that a token sees, its own the last of them, 0 for all.
+    ``spec`` is the model's word for how the group attends. ``caches`` are the fields of each of the group's layers,
+    strided views of the arena. ``max_rows`` bounds the rows of a step, ``table_slots`` are those of a block table.
     """
 
     def __call__(
         self,
         kernels: KernelBinder,
         *,
-        group_id: str,
-        caches: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        num_heads: int,
-        window: int,
+        group: CacheGroupSpec,
+        spec: AttentionSpec,
+        caches: Sequence[Mapping[str, torch.Tensor]],
         max_rows: int,
         table_slots: int,
     ) -> AttentionBackend: ...

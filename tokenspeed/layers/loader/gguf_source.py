@@ -87,7 +87,11 @@ class GgufSource:
 
     def vector(self, spec: WeightSpec) -> torch.Tensor:
         tensor = self._tensors[spec.name]
-        return self._float_vector(tensor.name, tensor.type_name, tensor.offset, tensor.nbytes)
+        return self._float_vector(tensor.name, tensor.type_name, tensor.offset, tensor.nbytes).view(spec.shape)
+
+    def forget(self, name: str) -> None:
+        tensor = self._tensors[name]
+        self._file.forget(tensor.offset, tensor.nbytes)
 
     def rotary_factors(self) -> torch.Tensor | None:
         tensor = self._factors

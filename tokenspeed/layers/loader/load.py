@@ -1,5 +1,6 @@
 """Brings a model's list of weights together with what a checkpoint holds."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 
 from tokenspeed.layers.loader.gguf_source import GgufSource
 from tokenspeed.layers.loader.random_source import RandomSource
+from tokenspeed.layers.loader.row_stack import RowStack
 from tokenspeed.layers.loader.safetensors_source import SafetensorsSource
 from tokenspeed.layers.loader.source import WeightSource
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec, unpermuted_rows
@@ -29,69 +31,113 @@ def load_weights(
     specs: Sequence[WeightSpec],
     *,
     q_and_k_permuted: bool,
-    tied: bool,
+    ignored: Sequence[str],
     report: Callable[[int, int, str], None],
 ) -> LoadedWeights:
     """Loads every weight of ``specs`` and refuses a checkpoint that has others, or other shapes.
 
-    ``q_and_k_permuted`` undoes the row order of GGUF llama files; ``tied`` accepts (and ignores) a stored output head
-    that repeats the embedding. ``report(done, total, name)`` is told about each. Raises CheckpointError.
+    ``q_and_k_permuted`` undoes the row order of GGUF llama files; ``ignored`` are regular expressions for the names of
+    tensors that may be there all the same. ``report(done, total, name)`` is told about each. Raises CheckpointError.
     """
-    _check_names(source, specs, tied=tied)
+    _check_names(source, specs, ignored=ignored)
     matrices: dict[str, QuantizedTensor] = {}
     vectors: dict[str, torch.Tensor] = {}
     for done, spec in enumerate(specs):
         report(done, len(specs), spec.name)
-        if source.names() is not None and source.shape(spec.name) != spec.shape:
-            raise CheckpointError(
-                f"{source.where}: {spec.name} has shape {source.shape(spec.name)}, the configuration says "
-                f"{spec.shape}; the weights and the configuration are of different models"
-            )
+        _check_shapes(source, spec)
         order = unpermuted_rows(spec.shape[0], spec.rotary_heads) if q_and_k_permuted and spec.rotary_heads else None
-        if len(spec.shape) == 2:
-            matrices[spec.name] = _matrix(source, spec, order)
+        if spec.is_matrix:
+            matrices[spec.name] = _stack(source, spec) if spec.parts else _matrix(source, spec, order)
         else:
             vectors[spec.name] = _vector(source, spec, order)
     report(len(specs), len(specs), source.where)
     return LoadedWeights(matrices=matrices, vectors=vectors, rotary_factors=source.rotary_factors())
 
 
+def _check_shapes(source: WeightSource, spec: WeightSpec) -> None:
+    if source.names() is None:
+        return
+    for tensor in spec.tensors:
+        expected = tensor.stored or tensor.shape
+        if source.shape(tensor.name) != expected:
+            raise CheckpointError(
+                f"{source.where}: {tensor.name} has shape {source.shape(tensor.name)}, the configuration says "
+                f"{expected}; the weights and the configuration are of different models"
+            )
+
+
 def _matrix(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) -> QuantizedTensor:
-    converted = source.converted(spec)
-    if converted is not None:
-        return converted
-    weight = source.matrix(spec)
-    if order is not None:
-        weight = weight.select_rows(order)
+    weight = source.converted(spec)
+    if weight is None:
+        weight = source.matrix(spec)
+        if order is not None:
+            weight = weight.select_rows(order)
+        start, stop = spec.shard.row_range(spec.shape[0])
+        if (start, stop) != (0, spec.shape[0]):
+            weight = weight.rows(start, stop)
+        start, stop = spec.shard.column_range(spec.shape[1])
+        if (start, stop) != (0, spec.shape[1]):
+            weight = weight.columns(start, stop)
+    if spec.row_order is None:
+        return weight
+    ordered = weight.select_rows(spec.row_order(weight.shape[0]))
+    source.forget(spec.name)
+    return ordered
+
+
+def _stack(source: WeightSource, spec: WeightSpec) -> QuantizedTensor:
+    """The rank's parts in one piece of memory. What lies in a file is copied once and given back there, so that no part
+    is held twice; parts that are converted come out one behind the other."""
     start, stop = spec.shard.row_range(spec.shape[0])
-    if (start, stop) != (0, spec.shape[0]):
-        weight = weight.rows(start, stop)
-    start, stop = spec.shard.column_range(spec.shape[1])
-    if (start, stop) != (0, spec.shape[1]):
-        weight = weight.columns(start, stop)
-    return weight
+    each = spec.shape[0] // len(spec.parts)
+    if start % each or stop % each:
+        raise CheckpointError(
+            f"{source.where}: {len(spec.parts)} parts of {spec.name} cannot be divided among {spec.shard.world} ranks"
+        )
+    tensors = spec.tensors[start // each : stop // each]
+    stack: RowStack | None = None
+    for place, tensor in enumerate(tensors):
+        part = source.converted(tensor)
+        part = source.matrix(tensor) if part is None else part
+        if stack is None:
+            stack = RowStack(part, len(tensors), source=f"{source.where}: {spec.name}")
+        elif part.format != stack.format:
+            raise CheckpointError(
+                f"{source.where}: {tensor.name} is stored as {part.format}, {tensors[0].name} as {stack.format}; the "
+                "parts of one weight must be stored alike"
+            )
+        stack.put(place, part)
+        source.forget(tensor.name)
+    assert stack is not None, "a spec with parts has one at least"
+    whole = stack.whole
+    return whole if spec.row_order is None else whole.select_rows(spec.row_order(whole.shape[0]))
 
 
 def _vector(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) -> torch.Tensor:
-    vector = source.vector(spec)
+    vector = torch.cat([source.vector(tensor) for tensor in spec.tensors]).view(spec.shape)
+    if spec.offset:
+        vector = vector + spec.offset
     if order is not None:
         vector = vector[order]
     start, stop = spec.shard.row_range(spec.shape[0])
-    return vector[start:stop].contiguous()
+    vector = vector[start:stop]
+    if spec.row_order is not None:
+        vector = vector[spec.row_order(vector.shape[0])]
+    return vector.contiguous()
 
 
-def _check_names(source: WeightSource, specs: Sequence[WeightSpec], *, tied: bool) -> None:
+def _check_names(source: WeightSource, specs: Sequence[WeightSpec], *, ignored: Sequence[str]) -> None:
     held = source.names()
     if held is None:
         return
-    wanted = {spec.name for spec in specs}
+    wanted = {tensor.name for spec in specs for tensor in spec.tensors}
     missing = sorted(wanted - held)
     if missing:
         raise CheckpointError(
             f"{source.where}: {_some(missing)} missing; the checkpoint is incomplete or of another architecture"
         )
-    ignored = {"lm_head.weight"} if tied else set()
-    beyond = sorted(name for name in held - wanted - ignored if not name.endswith("rotary_emb.inv_freq"))
+    left_out = re.compile("|".join((r".*rotary_emb\.inv_freq", *ignored)))
+    beyond = sorted(name for name in held - wanted if left_out.fullmatch(name) is None)
     if beyond:
         raise CheckpointError(
             f"{source.where}: {_some(beyond)} unknown to this architecture; leaving weights out would give wrong "

@@ -42,8 +42,11 @@ class RandomSource:
 
     def vector(self, spec: WeightSpec) -> torch.Tensor:
         if "norm" in spec.name:
-            return torch.ones(spec.shape)
+            return torch.full(spec.shape, 1 - spec.offset)
         return torch.randn(spec.shape, generator=self._generator(spec.name)) * 0.02
+
+    def forget(self, name: str) -> None:
+        del name  # nothing of it is kept
 
     def rotary_factors(self) -> torch.Tensor | None:
         return None

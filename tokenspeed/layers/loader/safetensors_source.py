@@ -45,8 +45,8 @@ class SafetensorsSource:
 
     def matrix(self, spec: WeightSpec) -> QuantizedTensor:
         values = self._weights[spec.name].values
-        data = self._view(values)
-        rows, columns = data.shape
+        rows, columns = spec.shape
+        data = self._view(values).view(rows, columns)
         return QuantizedTensor(
             format=_FORMATS[data.dtype],
             shape=(rows, columns),
@@ -75,13 +75,17 @@ class SafetensorsSource:
             plane = plane.view(torch.bfloat16)
         convert(matrix, rows, columns, plane)
         del matrix
-        self._files[weight.values.path].forget(weight.values.tensor.offset, weight.values.tensor.nbytes)
+        self.forget(spec.name)
         name = "data" if weight.scheme.resident == "bfloat16" else "blocks"
         source = f"{weight.values.path.name}:{weight.values.name}"
         return QuantizedTensor(format=weight.scheme.resident, shape=shape, planes={name: plane}, source=source)
 
     def vector(self, spec: WeightSpec) -> torch.Tensor:
-        return self._view(self._weights[spec.name].values).to(torch.float32, copy=True)
+        return self._view(self._weights[spec.name].values).to(torch.float32, copy=True).view(spec.shape)
+
+    def forget(self, name: str) -> None:
+        values = self._weights[name].values
+        self._files[values.path].forget(values.tensor.offset, values.tensor.nbytes)
 
     def rotary_factors(self) -> torch.Tensor | None:
         return None

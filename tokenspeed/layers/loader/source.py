@@ -39,7 +39,11 @@ class WeightSource(Protocol):
         ...
 
     def vector(self, spec: WeightSpec) -> torch.Tensor:
-        """The whole vector as float32 (a copy)."""
+        """The whole tensor as float32, in the spec's shape (a copy)."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """The tensor ``name`` was copied: what of the file is in memory for it may go."""
         ...
 
     def rotary_factors(self) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from tokenspeed_kernel.numerics import (
     attention_cases,
     elementwise_cases,
+    gating_cases,
     matrix_cases,
     mla_cases,
     moe_cases,
@@ -24,6 +25,7 @@ __all__ = [
     "Report",
     "attention_cases",
     "elementwise_cases",
+    "gating_cases",
     "matrix_cases",
     "mla_cases",
     "moe_cases",

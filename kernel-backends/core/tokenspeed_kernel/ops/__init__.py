@@ -7,6 +7,7 @@ preallocated.
 from tokenspeed_kernel.ops.activation import bind_clamped_swiglu, bind_silu_and_mul
 from tokenspeed_kernel.ops.attention import bind_attention_decode, bind_attention_extend, bind_gqa_prologue
 from tokenspeed_kernel.ops.embedding import bind_embedding
+from tokenspeed_kernel.ops.gating import bind_add, bind_sigmoid_gate
 from tokenspeed_kernel.ops.gemm import bind_head_linear, bind_linear
 from tokenspeed_kernel.ops.merge import bind_merge_partials
 from tokenspeed_kernel.ops.mla import bind_mla_prologue, bind_mla_read
@@ -18,6 +19,7 @@ from tokenspeed_kernel.ops.rotary import bind_rotary
 from tokenspeed_kernel.ops.sampling import bind_apply_penalties, bind_has_nan, bind_logprobs, bind_sample
 
 __all__ = [
+    "bind_add",
     "bind_apply_penalties",
     "bind_attention_decode",
     "bind_attention_extend",
@@ -40,5 +42,6 @@ __all__ = [
     "bind_rotary",
     "bind_route",
     "bind_sample",
+    "bind_sigmoid_gate",
     "bind_silu_and_mul",
 ]

@@ -1,0 +1,65 @@
+"""What the layers of one model are made of: its weights, kernels, and the memory they share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tokenspeed.layers.kernels import Kernel, KernelBinder
+from tokenspeed.layers.linear import Linear, StackedLinear
+from tokenspeed.layers.rotary import rotary_table
+from tokenspeed.layers.shard import Shard, ShardKind
+from tokenspeed.layers.weights import LoadedWeights
+from tokenspeed.layers.workspace import Workspace
+from tokenspeed.recipes.model_config import ModelConfig, RopeConfig
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """Handed to every layer's constructor; nothing is kept of it that a forward does not need.
+
+    Attributes:
+        kv_dtype: of the cached values.
+        max_positions: the longest sequence.
+    """
+
+    config: ModelConfig
+    weights: LoadedWeights
+    kernels: KernelBinder
+    workspace: Workspace
+    kv_dtype: torch.dtype
+    max_positions: int
+    _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+
+    def vector(self, name: str) -> torch.Tensor:
+        """The float weight ``name``; KeyError where the model has none."""
+        return self.weights.vectors[name]
+
+    def maybe(self, name: str) -> torch.Tensor | None:
+        """The same; None where the model has none."""
+        return self.weights.vectors.get(name)
+
+    def linear(self, place: str, kind: ShardKind) -> Kernel:
+        """``fn(x, out)`` of the weight, and the bias if there is one, at ``place``."""
+        weight = self.weights.matrices[f"{place}.weight"]
+        return Linear(self.kernels, weight, self.maybe(f"{place}.bias"), Shard(kind=kind, rank=0, world=1)).forward
+
+    def stacked(self, places: Sequence[str]) -> StackedLinear:
+        """The linears at ``places``, which have the same input, shared out by their rows."""
+        weights = [self.weights.matrices[f"{place}.weight"] for place in places]
+        biases = [self.maybe(f"{place}.bias") for place in places]
+        return StackedLinear(self.kernels, weights, biases, Shard(kind="rows", rank=0, world=1))
+
+    def rotary(self, rope: RopeConfig, head_dim: int) -> torch.Tensor:
+        """The table of ``rope`` for heads of ``head_dim``, made once; see rotary_table."""
+        key = (repr(rope), head_dim)
+        if key not in self._tables:
+            self._tables[key] = rotary_table(
+                rope, head_dim=head_dim, num_positions=self.max_positions, factors=self.weights.rotary_factors
+            )
+        return self._tables[key]
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of all rotary tables made so far."""
+        return sum(table.nbytes for table in self._tables.values())

@@ -1,0 +1,122 @@
+"""What the engine, the frontend and the memory plan know of a checkpoint's model. No torch here."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tokenspeed.recipes.quantization import Quantization
+
+Scoring = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding. ``kind`` "default", "linear", "llama3" ...; ``parameters`` are that kind's own.
+
+    ``share``: the part of a head that is rotated, its first elements.
+    """
+
+    theta: float = 10000.0
+    kind: str = "default"
+    parameters: dict[str, float] = field(default_factory=dict)
+    share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentConfig:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): ranks of the compressed query (0: queries are not
+    compressed) and of the latent, and the elements of a head: rotated, plain, and of its value."""
+
+    query_rank: int
+    latent: int
+    rotary: int
+    plain: int
+    value: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts.
+
+    Attributes:
+        layers: indices of the layers that have it; the others have a dense MLP.
+        count, active: how many there are, and how many a token goes to.
+        intermediate: of one expert.
+        shared_intermediate: of the expert that every token goes to (several side by side are one); 0: there is none.
+        shared_gate: whether the shared expert's result is gated by a sigmoid of its own.
+        scoring, corrected, groups, top_groups, renormalise, scale: see Routing of tokenspeed_kernel.ops.moe.
+        biases: whether router and experts have biases.
+    """
+
+    layers: tuple[int, ...]
+    count: int
+    active: int
+    intermediate: int
+    shared_intermediate: int = 0
+    shared_gate: bool = False
+    scoring: Scoring = "softmax"
+    corrected: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    renormalise: bool = True
+    scale: float = 1.0
+    biases: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One decoder's dimensions.
+
+    Attributes:
+        architecture: the name of the file under tokenspeed/models/.
+        intermediate_size: of the dense MLPs.
+        rope: see RopeConfig.
+        context_length: the longest sequence the model was made for.
+        attention_bias: whether q, k and v have biases; ``output_bias``: whether o has one.
+        eos_token_ids: all ids that end a generation (generation_config.json counts too).
+        dtype: what the checkpoint stores: "float32", "bfloat16", "float16" or a GGUF file type; of a quantised one,
+            what the rest of it is stored in.
+        quantization: how the quantised matrices of safetensors files are stored; None where none is.
+        q_and_k_permuted: GGUF stores the q and k rows of llama models permuted for interleaved rotary.
+        sliding_window: positions that a token sees in the layers ``sliding_layers``, its own the last of them; else 0.
+        sliding_layers: indices of the layers with that window; all others see the whole sequence.
+        latent, experts: of models that have them.
+        ignored_weights: regular expressions for tensors of the checkpoint that are left out knowingly: a vision
+            encoder, layers that draft tokens.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    context_length: int
+    tie_word_embeddings: bool
+    qk_norm: bool
+    attention_bias: bool
+    mlp_bias: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    output_bias: bool = False
+    quantization: Quantization | None = None
+    q_and_k_permuted: bool = False
+    sliding_window: int = 0
+    sliding_layers: tuple[int, ...] = ()
+    latent: LatentConfig | None = None
+    experts: ExpertsConfig | None = None
+    ignored_weights: tuple[str, ...] = ()
+
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """Layers with a dense MLP."""
+        experts = () if self.experts is None else self.experts.layers
+        return tuple(layer for layer in range(self.num_layers) if layer not in experts)
+
+    def without(self, *patterns: str) -> "ModelConfig":
+        """The same, with more that is left out of the checkpoint."""
+        return replace(self, ignored_weights=(*self.ignored_weights, *patterns))
