@@ -15,6 +15,16 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.8,
+    "mscale_all_dim": 0.7,
+}
 CASES = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -24,6 +34,15 @@ CASES = {
     "llama-multi-head": ("llama", {"num_key_value_heads": 4}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied-bias": ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    "mistral": ("mistral", {}),
+    "mistral-windows": ("mistral", {"sliding_window": 12}),
+    "qwen2": ("qwen2", {}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe-some-dense": ("qwen3_moe", {"num_hidden_layers": 3, "mlp_only_layers": [1], "norm_topk_prob": False}),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3-yarn": ("deepseek_v3", {"rope_parameters": YARN}),
+    "deepseek_v3-plain-queries": ("deepseek_v3", {"q_lora_rank": None, "n_group": 1, "topk_group": 1}),
+    "llama-rope-yarn": ("llama", {"rope_parameters": {**YARN, "mscale": None, "mscale_all_dim": None}}),
 }
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], [100], list(range(40)))
 

@@ -28,7 +28,7 @@ def load(folder: Path) -> None:
         open_source(source, config),
         specs,
         q_and_k_permuted=False,
-        tied=config.tie_word_embeddings,
+        ignored=(r"lm_head\.weight",) if config.tie_word_embeddings else (),
         report=lambda done, total, name: None,
     )
 

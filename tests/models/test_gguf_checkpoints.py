@@ -217,7 +217,7 @@ def test_the_configuration(small: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0}, "rotary scaling 'yarn'"),
+        ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "rotary scaling 'longrope'"),
         ({"llama.expert_count": "8"}, "expert_count is '8'"),
     ],
 )
@@ -274,5 +274,5 @@ def test_a_missing_file_and_a_wrong_architecture(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(CheckpointError, match=r"general\.architecture is 'clip'; supported are llama, qwen3"):
+    with pytest.raises(CheckpointError, match=r"general\.architecture is 'clip'; supported are llama, qwen2, qwen3"):
         read_model_config(source(tmp_path / "clip.gguf"))

@@ -101,7 +101,7 @@ def test_end_of_sequence_ids_of_both_files(tmp_path: Path) -> None:
     [
         (
             {"architectures": ["MambaForCausalLM"]},
-            "architecture 'MambaForCausalLM' is not supported; supported are Llama",
+            "architecture MambaForCausalLM is not supported; nearest are LlamaForCausalLM, .*; supported are Llama",
         ),
         ({"architectures": [], "model_type": "mamba"}, "'mamba' is not supported"),
         ({"hidden_size": "64"}, "hidden_size should be an integer, it is '64'"),
@@ -120,7 +120,7 @@ def test_end_of_sequence_ids_of_both_files(tmp_path: Path) -> None:
             {"quantization_config": {"quant_method": "awq"}},
             "random weights are not quantised; leave",
         ),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "rotary scaling 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2}}, "rotary scaling 'longrope' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor should be a number, it is None"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor should be above 0"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),

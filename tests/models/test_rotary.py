@@ -47,5 +47,5 @@ def test_factors_divide_the_frequencies() -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="'yarn' is unknown"):
-        rotary_table(RopeConfig(kind="yarn"), head_dim=8, num_positions=1)
+    with pytest.raises(ValueError, match="'longrope' is unknown"):
+        rotary_table(RopeConfig(kind="longrope"), head_dim=8, num_positions=1)

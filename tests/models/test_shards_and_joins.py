@@ -42,7 +42,7 @@ def load(folder: Path, rank: int, world: int) -> LoadedWeights:
     config = read_model_config(source)
     specs = architecture(config.architecture).weights(config, rank=rank, world=world)
     return load_weights(
-        open_source(source, config), specs, q_and_k_permuted=False, tied=False, report=lambda done, total, name: None
+        open_source(source, config), specs, q_and_k_permuted=False, ignored=(), report=lambda done, total, name: None
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tokenspeed.recipes.boxes import nearest_boxes, render_boxes
-from tokenspeed.recipes.capacity import cache_shape
+from tokenspeed.recipes.capacity import BLOCK_ALIGNMENT, MOST_LARGEST, cache_shape, share_parents
 from tokenspeed.recipes.catalogue import configs_directory, find_recipe, load_hardware, load_recipe
 from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, Experts, count_parameters
 from tokenspeed.recipes.divisibility import indivisible
@@ -176,3 +176,23 @@ def test_the_drivers_figure_wins_over_the_data_sheets() -> None:
     assert plan("qwen3-8b", "h100", profile="rtx-4090").memory_bytes == int(0.92 * (81_559 << 20))
     assert load_hardware("mi355x").device_bytes == 288 * 10**9
     assert load_hardware("h100").device_bytes == 81_559 << 20 > 79 * GIB
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (79_036_416, 1_572_864),  # a state of 36 layers and keys of 12
+        (1_000_003, 999_983),  # two primes
+        (4_096, 79_036_420, 1_003_904),
+    ],
+)
+def test_blocks_without_a_small_common_multiple_are_padded_and_waste_little(sizes: tuple[int, ...]) -> None:
+    padded, parent = share_parents(sizes)
+    assert all(parent % size == 0 and size % BLOCK_ALIGNMENT == 0 for size in padded)
+    assert all(real <= size < real * 1.12 + BLOCK_ALIGNMENT for real, size in zip(sizes, padded, strict=True))
+    assert parent <= (MOST_LARGEST + 1) * max(padded)
+
+
+def test_blocks_with_a_small_common_multiple_are_left_as_they_are() -> None:
+    assert share_parents((48_000, 12_000)) == ((48_000, 12_000), 48_000)
+    assert share_parents((6, 4)) == ((6, 4), 12)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,6 +11,9 @@ from tokenspeed.device.builder import DeviceBuild, build_device_side
 from tokenspeed.layers.kernels import OPERATIONS
 from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.resolved import KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
+
+if TYPE_CHECKING:
+    import transformers
 
 VOCABULARY = 128
 REFERENCE = dict.fromkeys(OPERATIONS, "reference")
@@ -31,17 +35,57 @@ _BASE = {
 }
 
 
-def transformers_model(family: str, **changes: object) -> torch.nn.Module:
-    """A random float32 model of ``family`` ("llama" or "qwen3"), the same for the same arguments."""
+_EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2}
+_DEEPSEEK = {
+    **_EXPERTS,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "head_dim": 8,  # what transformers calls so is the rotated part
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+}
+
+TINY: dict[str, tuple[str, str, dict[str, object]]] = {
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**_EXPERTS, "num_experts": 6, "norm_topk_prob": True}),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", _DEEPSEEK),
+}
+"""Of each architecture: the classes of transformers' configuration and model, and what differs from the base."""
+
+
+def tiny_config(family: str, **changes: object) -> "transformers.PretrainedConfig":
+    """The configuration of ``family``'s tiny model with ``changes``."""
     import transformers
 
-    names = {"llama": ("LlamaConfig", "LlamaForCausalLM"), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM")}[family]
+    name, _, own = TINY[family]
+    return getattr(transformers, name)(**{**_BASE, **own, **changes})
+
+
+def transformers_model(family: str, **changes: object) -> torch.nn.Module:
+    """A random float32 model of ``family``, the same for the same arguments. No weight is 0 or 1 throughout, so that
+    one that is left out shows."""
+    import transformers
+
     torch.manual_seed(7)
-    model = getattr(transformers, names[1])(getattr(transformers, names[0])(**{**_BASE, **changes}))
-    for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):
-            with torch.no_grad():
-                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = getattr(transformers, TINY[family][1])(tiny_config(family, **changes))
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            if "norm" in name or name.endswith("bias"):
+                value.add_(torch.randn_like(value) * 0.1)
+            elif "experts" in name or name.endswith(("gate.weight", "router.weight")):
+                value.copy_(torch.randn_like(value) * value.shape[-1] ** -0.5)
     return model.eval()
 
 

@@ -18,7 +18,7 @@ NO_LIMIT = (1 << 31) - 1
 """Tokens; for a bound that only the pool sets."""
 
 
-MOST_LARGEST = 8
+MOST_LARGEST = 16
 """A parent is at most so many of the largest blocks; beyond that blocks are padded."""
 
 BLOCK_ALIGNMENT = 64
