@@ -1,11 +1,14 @@
 """The supervisor over real processes: small scripts stand where the engine would."""
 
 import asyncio
+import json
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
+from tokenspeed.engine.process import EngineProcess
 from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, RestartPolicy, Supervisor
 from tokenspeed.messages import PROTOCOL_VERSION, EngineStatus
 
@@ -45,7 +48,7 @@ def supervisor_of(code: str, link: Link, gave_up: list[str] | None = None) -> Su
 
     return Supervisor(
         command=[sys.executable, "-c", code],
-        first_line=b"{}",
+        configuration=b"{}",
         environment={"PLANTED": "yes"},
         link=link,
         policy=POLICY,
@@ -113,7 +116,7 @@ async def test_a_retired_engine_that_dies_still_ends_its_requests() -> None:
     await link.until(lambda: supervisor.pid is not None)
     supervisor.retire()
     assert supervisor._process is not None
-    supervisor._process.kill()
+    supervisor._process.send_signal(signal.SIGKILL)
     await link.until(lambda: bool(link.lost))
     assert link.lost == ["the engine process was ended by SIGKILL"]
     assert link.generations == 1
@@ -121,10 +124,34 @@ async def test_a_retired_engine_that_dies_still_ends_its_requests() -> None:
 
 
 async def test_a_command_that_is_not_there_is_an_error_at_once() -> None:
-    supervisor = Supervisor(command=["/no/such/engine"], first_line=b"{}", environment={}, link=Link())
+    supervisor = Supervisor(command=["/no/such/engine"], configuration=b"{}", environment={}, link=Link())
     supervisor.start()
     with pytest.raises(FileNotFoundError, match="/no/such/engine"):
         await supervisor.first_start()
+
+
+async def test_an_engine_that_was_started_before_is_the_first_and_the_next_is_started_here() -> None:
+    link = Link()
+    early = EngineProcess([sys.executable, "-c", "import sys; sys.stdin.readline()"], {})
+    command = [sys.executable, "-c", ECHO_LIFE_LINE]
+    supervisor = Supervisor(command=command, configuration=b"{}", environment={}, link=link, early=early)
+    supervisor.start()
+    await supervisor.first_start()
+    assert supervisor._process is early
+    await link.until(lambda: supervisor.pid not in (None, early.pid))
+    assert link.lost == ["the engine process ended with status 0"]
+    assert link.generations == 2
+    await supervisor.stop()
+
+
+async def test_an_engine_is_told_its_endpoints_and_its_configuration(tmp_path: Path) -> None:
+    link, told = Link(), tmp_path / "told"
+    code = f"import sys, pathlib; pathlib.Path({str(told)!r}).write_text(sys.stdin.readline()); sys.stdin.read()"
+    supervisor = supervisor_of(code, link)
+    supervisor.start()
+    await link.until(lambda: told.exists() and told.read_text().endswith("\n"))
+    assert json.loads(told.read_text()) == {"endpoints": ["in-1", "out-1"], "configuration": {}}
+    await supervisor.stop()
 
 
 async def test_stop_ends_an_engine_that_ignores_its_life_line() -> None:

@@ -29,7 +29,9 @@ from tokenspeed_kernel.signature import BFLOAT16
 from tokenspeed_kernel.traits import OneOf
 
 OUTPUT_ARGUMENT = {
+    "activation.add": 1,
     "activation.clamped_swiglu": 4,
+    "activation.sigmoid_gate": 2,
     "activation.silu_and_mul": 2,
     "attention.decode": 7,
     "attention.extend": 8,

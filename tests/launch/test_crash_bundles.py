@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tokenspeed.engine.process import TRACEBACK_VARIABLE
 from tokenspeed.engine.supervisor import (
     EXIT_CONFIGURATION,
-    TRACEBACK_VARIABLE,
     EngineDeath,
     RestartPolicy,
     Supervisor,
@@ -69,7 +69,7 @@ class Ward:
         self.gave_up = asyncio.Event()
         self.supervisor = Supervisor(
             command=[sys.executable, "-c", READ_CONFIGURATION + code],
-            first_line=b"{}",
+            configuration=b"{}",
             environment={},
             link=self.link,
             policy=RestartPolicy(first_s=0.0, attempts=attempts),

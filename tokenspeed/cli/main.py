@@ -4,12 +4,16 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import which
 from typing import Annotated, Any, Literal
 
 import typer
 
 from tokenspeed.cli.bench.app import bench_app
 from tokenspeed.recipes.flags import FLAGS, Flag
+
+CONTAINER_PROGRAMS = ("docker", "podman")
+"""Where one of them is here, a model may run in a container: only then is it known where."""
 
 EXIT_OK, EXIT_NOT_READY, EXIT_USAGE, EXIT_DOES_NOT_FIT, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -82,10 +86,13 @@ def serve(
     **flags: Any,
 ) -> None:
     """Serve a recipe, a GGUF file or a checkpoint's folder."""
-    from tokenspeed.cli.start import StartOptions, start
+    from tokenspeed.launch.early_engine import early_engine
 
-    options = StartOptions(dry_run=dry_run, detach=detach, engine="native")
-    raise typer.Exit(start(target, profile, assignments or [], flags, options))
+    with early_engine(not (dry_run or detach)) as early:
+        from tokenspeed.cli.start import StartOptions, start
+
+        options = StartOptions(dry_run=dry_run, detach=detach, engine="native")
+        raise typer.Exit(start(target, profile, assignments or [], flags, options, early))
 
 
 @app.command()
@@ -108,17 +115,21 @@ def run(
     **flags: Any,
 ) -> None:
     """Serve a model in the way that suits this machine: profile, devices, container or not."""
-    from tokenspeed.cli.start import StartOptions, start
+    from tokenspeed.launch.early_engine import early_engine
 
-    options = StartOptions(
-        dry_run=dry_run,
-        detach=detach,
-        engine=engine or "",
-        vendor=vendor,
-        image=image,
-        replace="after" if replace_after else "ready" if replace else "",
-    )
-    raise typer.Exit(start(target, profile, assignments or [], flags, options))
+    here = engine == "native" or (engine is None and not any(map(which, CONTAINER_PROGRAMS)))
+    with early_engine(here and not (dry_run or detach or replace_after)) as early:
+        from tokenspeed.cli.start import StartOptions, start
+
+        options = StartOptions(
+            dry_run=dry_run,
+            detach=detach,
+            engine=engine or "",
+            vendor=vendor,
+            image=image,
+            replace="after" if replace_after else "ready" if replace else "",
+        )
+        raise typer.Exit(start(target, profile, assignments or [], flags, options, early))
 
 
 @app.command()

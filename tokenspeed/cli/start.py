@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenspeed.cli.engine_choice import EngineChoice, Wanted, choose_engine
 from tokenspeed.cli.first_screen import without_accelerators
@@ -22,6 +22,9 @@ from tokenspeed.recipes.prepare import prepare
 from tokenspeed.recipes.resolve import Resolution, resolve
 from tokenspeed.recipes.schema import Vendor
 from tokenspeed.telemetry.redaction import Redactor, known_secrets, secret_values
+
+if TYPE_CHECKING:
+    from tokenspeed.launch.early_engine import EarlyEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +56,17 @@ def resolve_target(
 
 
 def start(
-    target: str, profile: str | None, assignments: list[str], flags: Mapping[str, Any], options: StartOptions
+    target: str,
+    profile: str | None,
+    assignments: list[str],
+    flags: Mapping[str, Any],
+    options: StartOptions,
+    early: "EarlyEngine | None" = None,
 ) -> int:
-    """Runs a server until it ends; returns the exit code. Raises the errors that main turns into messages."""
+    """Runs a server until it ends; returns the exit code. Raises the errors that main turns into messages.
+
+    ``early``: an engine process that loads its libraries already, for a server in this process.
+    """
     replaced = server_to_replace(options.replace, flags.get("port"))
     if replaced is not None:
         flags = {**flags, "host": replaced.host, "port": replaced.port}
@@ -94,7 +105,7 @@ def start(
         from tokenspeed.cli.background import spawn_detached
 
         return spawn_detached(sys.argv[1:], port)
-    return _serve_here(resolution, machine, port, replaced, options.replace)
+    return _serve_here(resolution, machine, port, replaced, options.replace, early)
 
 
 def _choice(resolution: Resolution, options: StartOptions, replaced: ServerRecord | None) -> EngineChoice:
@@ -104,7 +115,12 @@ def _choice(resolution: Resolution, options: StartOptions, replaced: ServerRecor
 
 
 def _serve_here(
-    resolution: Resolution, machine: Machine, port: int, replaced: ServerRecord | None, mode: ReplaceMode
+    resolution: Resolution,
+    machine: Machine,
+    port: int,
+    replaced: ServerRecord | None,
+    mode: ReplaceMode,
+    early: "EarlyEngine | None",
 ) -> int:
     """Serves in this process, in the place of ``replaced`` where that is given."""
     from tokenspeed.launch.handover import Place
@@ -132,7 +148,7 @@ def _serve_here(
     else:
         place = take_place(replaced, record, mode)
     try:
-        return serve(config, place)
+        return serve(config, place, early)
     finally:
         remove_record(record)
 

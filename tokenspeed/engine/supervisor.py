@@ -1,22 +1,22 @@
 """Starts the engine process, notices when it dies, says so at once, and starts another with back-off.
 
 It lives in the process that serves the API and imports nothing of the engine's weight. The engine's life line is its
-standard input: the configuration comes as its first line, and when it closes, because this process ended in whatever
-way, the engine ends too.
+standard input: its endpoints and the configuration come as its first line, and when it closes, because this process
+ended in whatever way, the engine ends too.
 """
 
 import asyncio
 import contextlib
+import json
 import logging
-import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenspeed.engine.process import EngineProcess, EngineStreams
 from tokenspeed.messages import EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,6 @@ EXIT_CONFIGURATION = 78
 
 EXIT_FAILURE = 70
 """The exit status of an engine that failed and said so."""
-
-TRACEBACK_VARIABLE = "TOKENSPEED_TRACEBACK_DESCRIPTOR"
 
 STOP_GRACE_S = 10.0
 LAST_WORDS_S = 1.0
@@ -47,17 +45,6 @@ class EngineLink(Protocol):
     def engine_given_up(self, cause: str) -> None:
         """Said after ``engine_lost`` when no further engine is started."""
         ...
-
-
-@dataclass(frozen=True)
-class EngineStreams:
-    """What an engine process inherits: where its output goes, and where a fatal signal leaves its Python stacks.
-
-    Both are descriptors of the parent; the engine finds the second one's number in TRACEBACK_VARIABLE.
-    """
-
-    output: int
-    traceback: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,37 +77,40 @@ class Supervisor:
     """Keeps one engine process alive.
 
     Args:
-        command: the engine's command line; the two endpoints are appended.
-        first_line: written to its standard input at once (the configuration).
+        command: the engine's command line.
+        configuration: JSON, written to its standard input beside its endpoints.
         environment: added to this process's own.
         link: the frontend's end of the wire.
         on_give_up: hears the cause when no further engine is started, and whether one was ever ready.
         streams: what each engine process inherits; without it, this process's own output.
         on_death: hears of each engine that ended unasked, before the link does. It must not wait.
+        early: the first engine process, where it was started already, with that command, environment and its streams.
     """
 
     def __init__(
         self,
         *,
         command: Sequence[str],
-        first_line: bytes,
+        configuration: bytes,
         environment: Mapping[str, str],
         link: EngineLink,
         policy: RestartPolicy | None = None,
         on_give_up: Callable[[str, bool], None] | None = None,
         streams: Callable[[], AbstractContextManager[EngineStreams]] | None = None,
         on_death: Callable[[EngineDeath], None] | None = None,
+        early: EngineProcess | None = None,
     ) -> None:
         self._command = list(command)
-        self._first_line = first_line
-        self._environment = {**os.environ, **environment}
+        self._configuration = configuration
+        self._environment = dict(environment)
         self._link = link
         self._policy = policy or RestartPolicy()
         self._on_give_up = on_give_up
         self._streams = streams
         self._on_death = on_death
         self._started_at = 0.0
-        self._process: asyncio.subprocess.Process | None = None
+        self._early = early
+        self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._was_ready = False
@@ -132,7 +122,7 @@ class Supervisor:
     @property
     def pid(self) -> int | None:
         """The engine's process id, while there is one."""
-        return self._process.pid if self._process is not None and self._process.returncode is None else None
+        return self._process.pid if self._process is not None and self._process.is_alive else None
 
     def status_received(self, status: EngineStatus) -> None:
         """Tells the supervisor what the engine said of itself."""
@@ -167,8 +157,8 @@ class Supervisor:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        if self._process is not None and self._process.returncode is None:
-            await _end(self._process, grace_s / 2)
+        if self._process is not None and self._process.is_alive:
+            await self._process.end(grace_s / 2)
 
     async def _watch(self) -> None:
         failures = 0
@@ -197,32 +187,23 @@ class Supervisor:
         """Runs one engine process to its end and returns its exit status (negative: the signal that ended it)."""
         self._last_words = asyncio.get_running_loop().create_future()
         endpoints = self._link.rebind()
-        self._process = process = await self._spawn(endpoints)
+        self._process = process = self._spawn()
         self._first_start.set()
-        assert process.stdin is not None
-        process.stdin.write(self._first_line.rstrip(b"\n") + b"\n")
+        # One line: whoever reads it has all of it, or nothing.
+        process.tell(b'{"endpoints":%s,"configuration":%s}' % (json.dumps(endpoints).encode(), self._configuration))
         try:
             return await process.wait()
         finally:
-            process.stdin.close()
+            process.cut()
 
-    async def _spawn(self, endpoints: tuple[str, str]) -> asyncio.subprocess.Process:
+    def _spawn(self) -> EngineProcess:
         self._started_at = time.monotonic()
+        early, self._early = self._early, None
+        if early is not None:
+            return early
         with contextlib.ExitStack() as stack:
             streams = stack.enter_context(self._streams()) if self._streams is not None else None
-            output = streams.output if streams is not None else None
-            inherited = {TRACEBACK_VARIABLE: str(streams.traceback)} if streams is not None else {}
-            return await asyncio.create_subprocess_exec(
-                *self._command,
-                *endpoints,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=[streams.traceback] if streams is not None else [],
-                env=self._environment | inherited,
-                # Its own group: a Ctrl-C at the terminal reaches this process alone, which then drains.
-                start_new_session=True,
-            )
+            return EngineProcess(self._command, self._environment, streams)
 
     def _tell_death(self, cause: str, status: int) -> None:
         if self._on_death is None or self._process is None:
@@ -251,24 +232,6 @@ class Supervisor:
         logger.error("the engine is not started again")
         if self._on_give_up is not None:
             self._on_give_up(cause, self._ever_ready)
-
-
-def engine_command() -> list[str]:
-    """Returns the command line of one engine rank under this interpreter; a crash while it imports says where."""
-    return [sys.executable, "-X", "faulthandler", "-m", "tokenspeed.launch.rank"]
-
-
-async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:
-    """Cuts the life line, then asks, then kills; returns once the process is gone."""
-    if process.stdin is not None:
-        process.stdin.close()
-    for send in (None, process.terminate, process.kill):
-        if send is not None:
-            with contextlib.suppress(ProcessLookupError):
-                send()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), patience_s)
-            return
 
 
 def _signal_name(number: int) -> str:

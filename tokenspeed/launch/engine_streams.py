@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from tokenspeed.engine.supervisor import EngineStreams
+from tokenspeed.engine.process import EngineStreams
 from tokenspeed.telemetry.log_relay import Relay
 from tokenspeed.telemetry.redaction import Redactor
 
@@ -30,12 +30,18 @@ class EngineOutput:
     def open(self) -> Iterator[EngineStreams]:
         """What one engine process inherits; leave the block once it was started."""
         self._forget()
-        self._traceback = _memory_file("engine-traceback")
+        self._traceback = memory_file("engine-traceback")
         output = self.relay.open()
         try:
             yield EngineStreams(output, self._traceback)
         finally:
             os.close(output)
+
+    def adopt(self, output: int, traceback: int) -> None:
+        """Takes over the descriptors of a process that was started before: the pipe's reading end, and its stacks."""
+        self._forget()
+        self._traceback = traceback
+        self.relay.adopt(output)
 
     def traceback(self) -> str:
         """Returns the stacks the last engine left when a fatal signal ended it; "" for none."""
@@ -53,7 +59,8 @@ class EngineOutput:
             os.close(descriptor)
 
 
-def _memory_file(name: str) -> int:
+def memory_file(name: str) -> int:
+    """A descriptor of a file that is nowhere but in memory, where the system has such files."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     with tempfile.TemporaryFile() as file:

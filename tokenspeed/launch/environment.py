@@ -29,11 +29,17 @@ def thread_places(threads: int, places: Sequence[CpuPlace]) -> list[int]:
 
 
 def engine_environment(config: ResolvedConfig) -> dict[str, str]:
-    """Returns what is added to the environment of an engine process; what the operator set already wins.
+    """Returns what is added to the environment of an engine process; what the operator set already wins."""
+    return _environment(compute_threads(config)) | config.env
 
-    Compute threads that wait must not spin for long: the API process and the event loop live on the same cores.
-    """
-    threads = compute_threads(config)
+
+def default_environment() -> dict[str, str]:
+    """The same where the configuration says nothing of it."""
+    return _environment(default_threads())
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """Compute threads that wait must not spin for long: the API process and the event loop live on the same cores."""
     defaults = {
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "passive",
@@ -41,4 +47,4 @@ def engine_environment(config: ResolvedConfig) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         PLACES_VARIABLE: ",".join(map(str, thread_places(threads, cpu_places()))),
     }
-    return {name: value for name, value in defaults.items() if name not in os.environ} | config.env
+    return {name: value for name, value in defaults.items() if name not in os.environ}

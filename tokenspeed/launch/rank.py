@@ -1,7 +1,7 @@
-"""One engine rank: ``python -m tokenspeed.launch.rank INPUT OUTPUT`` with the configuration on standard input.
+"""One engine rank: ``python -m tokenspeed.launch.rank``; its endpoints and its configuration come on standard input.
 
-Started by the supervisor, never by hand. It ends when its standard input closes: an engine without its API process
-would hold the memory for nobody.
+Started by the API process, never by hand, and before that knows what is to be served: libraries load meanwhile. It ends
+when its standard input closes: an engine without its API process would hold the memory for nobody.
 """
 
 import faulthandler
@@ -12,10 +12,13 @@ import signal
 import sys
 import threading
 
+from pydantic import BaseModel
+
 from tokenspeed.device.guard import control_plane_guard
 from tokenspeed.engine.channel import EngineChannel
 from tokenspeed.engine.loop import EngineFailure
-from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE, TRACEBACK_VARIABLE
+from tokenspeed.engine.process import TRACEBACK_VARIABLE
+from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE
 from tokenspeed.launch.compose import Engine, compose_engine
 from tokenspeed.launch.facts import redactor_of
 from tokenspeed.launch.memory_nodes import spread_memory
@@ -40,15 +43,26 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the GIL from another: the loop and the forward thread hand over many times a step."""
 
 
-def main(arguments: list[str]) -> int:
-    """Runs one engine to its end and returns the process's exit status."""
+class _Told(BaseModel):
+    """What an engine is told: where it listens and where it speaks, and what it serves."""
+
+    endpoints: tuple[str, str]
+    configuration: ResolvedConfig
+
+
+def main() -> int:
+    """Runs one engine to its end and returns the process's exit status; 0 where it was never told what to serve."""
     _leave_traceback()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    config = ResolvedConfig.model_validate_json(_first_line())
+    line = _first_line()
+    if not line:
+        return 0
+    told = _Told.model_validate_json(line)
+    config = told.configuration
     _end_with_parent()
     with engine_logs("engine", config.log.level, redactor_of(config)):
-        channel = EngineChannel(*arguments)
+        channel = EngineChannel(*told.endpoints)
         try:
             return _serve(config, channel)
         finally:
@@ -171,4 +185,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

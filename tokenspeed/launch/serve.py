@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from tokenspeed.launch.banner import PhaseLine, print_ready
+from tokenspeed.launch.early_engine import EarlyEngine
 from tokenspeed.launch.facts import redactor_of
 from tokenspeed.launch.handover import Handover, Place
 from tokenspeed.launch.service import Service
@@ -29,8 +30,9 @@ _LAST_ACCEPTED_S = 0.25
 """A connection that was accepted just before the successor took over sends its request within this time."""
 
 
-def serve(config: ResolvedConfig, place: Place | None = None) -> int:
-    """Serves until told to stop and returns the exit status; in a place that is taken already where that is given.
+def serve(config: ResolvedConfig, place: Place | None = None, early: EarlyEngine | None = None) -> int:
+    """Serves until told to stop and returns the exit status; in a place that is taken already where that is given, and
+    by an engine process that was started already.
 
     0: drained, every stream was finished. 1: streams were cut, or the engine failed for good. 2: it cannot start as
     configured; one line on standard error says what would mend it.
@@ -43,10 +45,10 @@ def serve(config: ResolvedConfig, place: Place | None = None) -> int:
         except OSError as error:
             print(f"error: {error}", file=sys.stderr)
             return EXIT_USAGE
-        return _serve(config, place, logs)
+        return _serve(config, place, logs, early)
 
 
-def _serve(config: ResolvedConfig, place: Place | None, logs: Logs) -> int:
+def _serve(config: ResolvedConfig, place: Place | None, logs: Logs, early: EarlyEngine | None) -> int:
     try:
         place = place or Place(bind(config.api.host, config.api.port))
     except OSError as error:
@@ -55,7 +57,7 @@ def _serve(config: ResolvedConfig, place: Place | None, logs: Logs) -> int:
     with place.listener:
         port = place.listener.getsockname()[1]
         config = config.model_copy(update={"api": config.api.model_copy(update={"port": port})})
-        return asyncio.run(_Serving(config, place, logs).run())
+        return asyncio.run(_Serving(config, place, logs, early).run())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -85,8 +87,9 @@ class _Server(uvicorn.Server):
 class _Serving:
     """One run of the server."""
 
-    def __init__(self, config: ResolvedConfig, place: Place, logs: Logs) -> None:
+    def __init__(self, config: ResolvedConfig, place: Place, logs: Logs, early: EarlyEngine | None) -> None:
         self._config = config
+        self._early = early
         self._listener = place.listener
         self._retire_other = place.retire
         self._logs = logs
@@ -100,7 +103,7 @@ class _Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        service = Service(self._config, on_give_up=self._gave_up, server_log=self._logs.tail.text)
+        service = Service(self._config, on_give_up=self._gave_up, server_log=self._logs.tail.text, early=self._early)
         self._handover.open()
         try:
             await service.open()

@@ -5,11 +5,13 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tokenspeed.engine.supervisor import Supervisor, engine_command
+from tokenspeed.engine.process import engine_command
+from tokenspeed.engine.supervisor import Supervisor
 from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.frontend.connection import ZmqEngineConnection
 from tokenspeed.launch import engine_streams
 from tokenspeed.launch.crash import CrashReporter
+from tokenspeed.launch.early_engine import EarlyEngine
 from tokenspeed.launch.environment import engine_environment
 from tokenspeed.launch.facts import redactor_of
 from tokenspeed.messages import EngineOutput, EngineSnapshot, EngineStatus
@@ -33,12 +35,18 @@ class Service:
         config: ResolvedConfig,
         on_give_up: Callable[[str, bool], None] | None = None,
         server_log: Callable[[], str] = str,
+        early: EarlyEngine | None = None,
     ) -> None:
-        """``server_log`` returns the last lines of this process's own log, for a crash bundle."""
+        """``server_log`` returns the last lines of this process's own log, for a crash bundle; ``early`` is an engine
+        process that loads its libraries already."""
         self._config = config
         self._connection = ZmqEngineConnection()
         redact = redactor_of(config)
+        environment = engine_environment(config)
+        begun = early.take(environment) if early is not None else None
         self._output = engine_streams.EngineOutput(redact)
+        if begun is not None:
+            self._output.adopt(begun.output, begun.traceback)
         self._reporter = CrashReporter(
             config=config,
             output=self._output,
@@ -50,12 +58,13 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.supervisor = Supervisor(
             command=engine_command(),
-            first_line=config.model_dump_json().encode(),
-            environment=engine_environment(config),
+            configuration=config.model_dump_json().encode(),
+            environment=environment,
             link=self._connection,
             on_give_up=on_give_up,
             streams=self._output.open,
             on_death=self._reporter.engine_died,
+            early=begun.process if begun is not None else None,
         )
         self._llm: AsyncLLM | None = None
 

@@ -28,6 +28,14 @@ BURST_LINES = 5000
 """So many lines a second are logged for long, and so many at once after a quiet time."""
 
 
+def wide_pipe() -> tuple[int, int]:
+    """A pipe that holds as much as it may: its reading and its writing end."""
+    reading, writing = os.pipe()
+    with contextlib.suppress(OSError):  # an unprivileged user may have used up all that pipes may hold
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return reading, writing
+
+
 class Allowance:
     """A number of lines that fills up with time."""
 
@@ -69,12 +77,14 @@ class Relay:
 
     def open(self) -> int:
         """Returns the writing end of a fresh pipe, for a child that is about to start; the caller closes its copy."""
-        reading, writing = os.pipe()
-        with contextlib.suppress(OSError):  # an unprivileged user may have used up all that pipes may hold
-            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        reading, writing = wide_pipe()
+        self.adopt(reading)
+        return writing
+
+    def adopt(self, reading: int) -> None:
+        """Reads the pipe of a child that was started before, and closes its descriptor in the end."""
         self._ended = ended = threading.Event()
         threading.Thread(target=self._read, args=(reading, ended), name="log relay", daemon=True).start()
-        return writing
 
     def last_lines(self) -> str:
         """Returns the last lines as text, those included that were too many to be logged."""
