@@ -193,6 +193,56 @@ def test_bits_under_a_window_depend_on_the_position_only(instruction_set: str, w
         tokenspeed_kernel_cpu.set_num_threads(before)
 
 
+def _with_rules(name: str, paged: Paged, q_per_kv: int, override: str | None = None):  # type: ignore[no-untyped-def]
+    """As _bind, for calls that give sinks and a soft cap."""
+    make = {"decode": bind_attention_decode, "extend": bind_attention_extend}[name]
+    shape = {"head_dim": paged.keys.shape[3], "q_per_kv": q_per_kv, "kernel_page_size": paged.page_size}
+    kv_dtype, float32 = paged.keys.dtype, "float32"
+    bound = make(
+        **shape, windowed=True, sinks=True, soft_cap=True, kv_dtype=kv_dtype, activations=float32, override=override
+    )
+    assert override or bound.spec.name == f"cpu_attention_{name}"
+    return bound.fn
+
+
+@pytest.mark.parametrize(("sink", "cap", "window"), [(4.0, 0.0, 70), (None, 1.5, 0), (-3.0, 5.0, 540)])
+def test_sinks_and_soft_caps_agree_with_the_reference_and_cut_no_bits(
+    instruction_set: str, sink: float | None, cap: float, window: int
+) -> None:
+    """Over two splits: whole, in chunks, token by token and on several threads. Scores from far below the cap to
+    far beyond it; sinks below and above the scores."""
+    length, scale = 600, 0.3
+    paged = _paged([length, 0], 1, 32, 48, torch.float32)
+    q = torch.randn(length, 3, 48) * torch.logspace(-3, 0.3, length).unsqueeze(-1).unsqueeze(-1)
+    sinks = None if sink is None else torch.randn(3) + sink
+
+    def extend(begin: int, end: int, override: str | None = None) -> torch.Tensor:
+        out = torch.full((end - begin, 3, 48), torch.nan)
+        starts = torch.tensor([0, end - begin, end - begin], dtype=torch.int32)
+        lengths = torch.tensor([end, 0], dtype=torch.int32)
+        fn = _with_rules("extend", paged, 3, override)
+        fn(q[begin:end], paged.keys, paged.values, paged.table, starts, lengths, scale, window, out, sinks, cap)
+        return out
+
+    whole = extend(0, length)
+    torch.testing.assert_close(whole, extend(0, length, "reference"), rtol=1e-4, atol=1e-5)
+    for begin, end in pairwise([0, 1, 64, 513, 600]):
+        assert torch.equal(extend(begin, end), whole[begin:end]), f"chunk {begin} to {end}"
+    before = tokenspeed_kernel_cpu.num_threads()
+    try:
+        for position in (0, 63, 512, 599):
+            for threads in (1, 2):
+                tokenspeed_kernel_cpu.set_num_threads(threads)
+                out, lengths = torch.full((2, 3, 48), torch.nan), torch.tensor([position + 1, 0], dtype=torch.int32)
+                rows = q[[position, 0]]
+                fn = _with_rules("decode", paged, 3)
+                fn(rows, paged.keys, paged.values, paged.table, lengths, scale, window, out, sinks, cap)
+                assert torch.equal(out[0], whole[position]), f"position {position}, {threads} threads"
+                assert (out[1] == 0).all()
+    finally:
+        tokenspeed_kernel_cpu.set_num_threads(before)
+
+
 def test_neither_pages_nor_threads_change_a_bit(instruction_set: str) -> None:
     first = _paged([1500], 2, 64, 64, torch.float32)
     keys, values = (
@@ -225,14 +275,17 @@ def test_a_broken_later_key_reaches_no_earlier_query(instruction_set: str) -> No
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("with_norm", [False, True])
-@pytest.mark.parametrize(("heads", "group", "head_dim"), [(3, 3, 64), (2, 1, 10), (1, 4, 128)])
+@pytest.mark.parametrize(
+    ("heads", "group", "head_dim", "rotary"), [(3, 3, 64, 64), (2, 1, 10, 10), (1, 4, 128, 128), (2, 2, 64, 22)]
+)
 def test_prologue_agrees_with_the_reference(
-    instruction_set: str, dtype: torch.dtype, with_norm: bool, heads: int, group: int, head_dim: int
+    instruction_set: str, dtype: torch.dtype, with_norm: bool, heads: int, group: int, head_dim: int, rotary: int
 ) -> None:
     arguments = {"head_dim": head_dim, "q_per_kv": group, "qk_norm": with_norm, "kv_dtype": dtype}
+    arguments["partial_rotary"] = rotary < head_dim
     native, reference = bind_gqa_prologue(**arguments), bind_gqa_prologue(**arguments, override="reference")
     assert native.spec.name == "cpu_attention_gqa_prologue"
-    angles = torch.rand(400, head_dim // 2) * 6
+    angles = torch.rand(400, rotary // 2) * 6
     cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
     norms = [torch.randn(head_dim), torch.randn(head_dim)] if with_norm else [None, None]
     for tokens in (0, 1, 17, 300):

@@ -85,7 +85,7 @@ public:
         struct Wide;
         float* wide = item.rows() < kWideRows && !call.rounded ? nullptr : floats<Wide>(wide_floats(dim, call.value_dim));
         tile_ = {queries, starts_, limits_, call.page_table + item.sequence * call.page_table_stride, item.rows(),
-                 item.kv_head, dim, call.value_dim, wide};
+                 item.kv_head, dim, call.value_dim, wide, call.soft_cap};
         return tile_;
     }
 
@@ -100,12 +100,18 @@ PackedQueries& packed_queries() {
     return packed;
 }
 
+// The sum of a row's exponentials with that of its head's sink, relative to the maximum of the scores that have values.
+float sum_with_sink(const AttentionState& state, int64_t row, float sink) {
+    return state.sum[row] == 0.0f ? 0.0f : state.sum[row] + std::exp(sink - state.maximum[row]);
+}
+
 void write_row(const KernelTable& table, const Attention& call, const Item& item, const AttentionState& state,
                int64_t row) {
     const int64_t token = item.part * call.tokens + item.first_token + row / item.heads;
-    const int64_t place = token * call.q_heads + item.first_head + row % item.heads;
-    table.finish(state.accumulator + row * call.value_dim, state.sum[row], call.out + place * call.value_dim,
-                 call.value_dim);
+    const int64_t head = item.first_head + row % item.heads;
+    const int64_t place = token * call.q_heads + head;
+    const float sum = call.sinks ? sum_with_sink(state, row, call.sinks[head]) : state.sum[row];
+    table.finish(state.accumulator + row * call.value_dim, sum, call.out + place * call.value_dim, call.value_dim);
     if (call.lse == nullptr) return;
     const bool unseen = state.sum[row] == 0.0f;
     call.lse[place] = unseen ? -std::numeric_limits<float>::infinity() : state.maximum[row] + std::log(state.sum[row]);

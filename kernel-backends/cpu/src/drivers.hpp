@@ -62,6 +62,8 @@ struct Attention {
     // own; see attention.mla_decode_partial. 1: all keys.
     int64_t parts;
     bool rounded;  // whether queries and weights are rounded to bfloat16
+    const float* sinks = nullptr;  // [q_heads]: one more score in each softmax, that has no value; null: none
+    float soft_cap = 0.0f;         // see AttentionTile; 0: scores stay as they are
 
     int64_t key_dim() const { return q[0].dim + q[1].dim; }
 };

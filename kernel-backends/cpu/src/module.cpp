@@ -136,8 +136,8 @@ CachePlane plane(Address data, const Strides& strides) {
 }
 
 void gqa_prologue(Address q, int64_t q_stride, int64_t q_heads, Address k, int64_t k_stride, int64_t kv_heads, Address v,
-                  int64_t v_stride, int64_t tokens, int64_t head_dim, Address positions, Address cos_sin, Address q_norm,
-                  Address k_norm, float epsilon, KvType type, Address keys, const Strides& key_strides, Address values,
+                  int64_t v_stride, int64_t tokens, int64_t head_dim, Address positions, Address cos_sin,
+                  int64_t rotary_dim, Address q_norm, Address k_norm, float epsilon, KvType type, Address keys, const Strides& key_strides, Address values,
                   const Strides& value_strides, int64_t page_size, Address slots) {
     const Cache cache{plane(keys, key_strides), plane(values, value_strides), type, page_size, head_dim};
     const Prologue call{at<float>(q),
@@ -150,6 +150,7 @@ void gqa_prologue(Address q, int64_t q_stride, int64_t q_heads, Address k, int64
                         kv_heads,
                         at<const int32_t>(positions),
                         at<const float>(cos_sin),
+                        rotary_dim,
                         at<const float>(q_norm),
                         at<const float>(k_norm),
                         epsilon,
@@ -158,11 +159,11 @@ void gqa_prologue(Address q, int64_t q_stride, int64_t q_heads, Address k, int64
     run(tokens * (q_heads + 2 * kv_heads) * head_dim, [call, tokens] { run_prologue(call, tokens); });
 }
 
-// query_start 0: every sequence has queries_each tokens. window 0: no window.
+// query_start 0: every sequence has queries_each tokens. window 0: no window. sinks 0: none. soft_cap 0: no cap.
 void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int64_t head_dim, KvType type, Address keys,
             const Strides& key_strides, Address values, const Strides& value_strides, int64_t page_size,
             Address page_table, int64_t page_table_stride, Address query_start, int64_t queries_each, Address lengths,
-            int64_t sequences, float scale, int64_t window, bool rounded, Address out) {
+            int64_t sequences, float scale, int64_t window, bool rounded, Address out, Address sinks, float soft_cap) {
     const Attention call{{{at<const float>(q), q_stride, head_dim, head_dim}, {}},
                          sequences * queries_each,
                          at<float>(out),
@@ -180,7 +181,9 @@ void attend(Address q, int64_t q_stride, int64_t q_heads, int64_t kv_heads, int6
                          scale,
                          window,
                          1,
-                         rounded};
+                         rounded,
+                         at<const float>(sinks),
+                         soft_cap};
     run(kMany, [call] { run_attention(call); });
 }
 

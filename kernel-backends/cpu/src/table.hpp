@@ -61,6 +61,7 @@ struct AttentionTile {
     int64_t key_dim;
     int64_t value_dim;           // where keys and values are one plane, a value is the first elements of a key
     float* wide;                 // null, or room (wide_floats) for a tile's keys and values in another form
+    float soft_cap;              // above 0: a score s becomes soft_cap * tanh(s / soft_cap)
 };
 
 // The floats that AttentionTile::wide needs: keys and values as float32, or, rounded, keys, values and queries as halves,
@@ -74,7 +75,8 @@ struct Prologue {
     int64_t q_stride, k_stride, v_stride;  // elements between tokens
     int64_t q_heads, kv_heads;
     const int32_t* positions;
-    const float* cos_sin;  // [positions, head_dim]: cosines, then sines
+    const float* cos_sin;  // [positions, rotary_dim]: cosines, then sines
+    int64_t rotary_dim;    // elements of a head that are rotated, its first ones
     const float* q_norm;   // [head_dim] or null
     const float* k_norm;
     float epsilon;

@@ -43,7 +43,10 @@ def _check_prologue(
     expect("k", k, torch.float32, (tokens, k_cache.shape[1], dim), strided_rows=True)
     expect("v", v, torch.float32, (tokens, k_cache.shape[1], dim), strided_rows=True)
     expect("positions", positions, torch.int32, (tokens,))
-    expect("cos_sin", cos_sin, torch.float32, (cos_sin.shape[0], dim))
+    rotary = cos_sin.shape[1]
+    if rotary % 2 or not 0 < rotary <= dim:
+        raise KernelArgumentError(f"cos_sin has {rotary} columns; it must have an even number, at most {dim}, a head's")
+    expect("cos_sin", cos_sin, torch.float32, (cos_sin.shape[0], rotary))
     expect("slots", slots, torch.int64, (tokens,))
     expect_range("positions", positions, 0, cos_sin.shape[0])
     expect_range("slots", slots.clamp(min=0), 0, k_cache.shape[0] * k_cache.shape[2])
@@ -61,11 +64,17 @@ def _check_read(
     seq_lens: torch.Tensor,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None,
+    soft_cap: float,
 ) -> None:
     """``queries``: of each row. Table entries before the window of a row's first query may be anything."""
     granularity = k_cache.shape[2]
     if type(window) is not int or window < 0:
         raise KernelArgumentError(f"window is {window!r}; it must be an int, 0 for none or the positions a query sees")
+    if sinks is not None:
+        expect("sinks", sinks, torch.float32, (q.shape[1],))
+    if not soft_cap >= 0.0:
+        raise KernelArgumentError(f"soft_cap is {soft_cap!r}; it must be above 0, or 0.0 for none")
     _check_caches(k_cache, v_cache, q.shape[2])
     expect("q", q, torch.float32, q.shape, strided_rows=True)
     expect("out", out, torch.float32, q.shape)
@@ -88,11 +97,13 @@ def _check_decode(
     _scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     rows = seq_lens.shape[0]
     if (rows == 0 and q.shape[0]) or (rows and q.shape[0] % rows):
         raise KernelArgumentError(f"{q.shape[0]} queries do not divide among {rows} rows")
-    _check_read(q, k_cache, v_cache, page_table, q.shape[0] // max(1, rows), seq_lens, window, out)
+    _check_read(q, k_cache, v_cache, page_table, q.shape[0] // max(1, rows), seq_lens, window, out, sinks, soft_cap)
 
 
 def _check_extend(
@@ -105,12 +116,14 @@ def _check_extend(
     _scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     expect("query_start", query_start, torch.int32, (seq_lens.shape[0] + 1,))
     expect_range("query_start", query_start, 0, q.shape[0] + 1)
     if bool((query_start.diff() < 0).any()):
         raise KernelArgumentError(f"query_start must not descend, got {query_start.tolist()}")
-    _check_read(q, k_cache, v_cache, page_table, query_start.diff(), seq_lens, window, out)
+    _check_read(q, k_cache, v_cache, page_table, query_start.diff(), seq_lens, window, out, sinks, soft_cap)
 
 
 @checked(_check_prologue)
@@ -142,6 +155,7 @@ def gqa_prologue(
         head_dim,
         positions.data_ptr(),
         cos_sin.data_ptr(),
+        cos_sin.size(1),
         0 if q_norm is None else q_norm.data_ptr(),
         0 if k_norm is None else k_norm.data_ptr(),
         eps,
@@ -165,6 +179,8 @@ def _read(
     scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None,
+    soft_cap: float,
     rounded: bool,
 ) -> None:
     rows = seq_lens.size(0)
@@ -194,6 +210,8 @@ def _read(
         window,
         rounded,
         out.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
+        soft_cap,
     )
 
 
@@ -207,9 +225,12 @@ def decode(
     scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
-    """Attention of the last q.rows / B positions of every row, over the ``window`` positions before each (0: all)."""
-    _read(q, k_cache, v_cache, page_table, None, seq_lens, scale, window, out, False)
+    """Attention of the last q.rows / B positions of every row, over the ``window`` positions before each (0: all).
+    ``sinks`` and ``soft_cap``: see the contract."""
+    _read(q, k_cache, v_cache, page_table, None, seq_lens, scale, window, out, sinks, soft_cap, False)
 
 
 @checked(_check_extend)
@@ -223,9 +244,11 @@ def extend(
     scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """Attention of the queries that query_start gives each row, at its last positions; ``window`` as in decode."""
-    _read(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out, False)
+    _read(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out, sinks, soft_cap, False)
 
 
 @checked(_check_decode)
@@ -238,10 +261,12 @@ def rounded_decode(
     scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """decode with queries and weights rounded to bfloat16, over a bfloat16 cache; RuntimeError where an instruction set
     other than avx512_bf16 was put in force meanwhile."""
-    _read(q, k_cache, v_cache, page_table, None, seq_lens, scale, window, out, True)
+    _read(q, k_cache, v_cache, page_table, None, seq_lens, scale, window, out, sinks, soft_cap, True)
 
 
 @checked(_check_extend)
@@ -255,6 +280,8 @@ def rounded_extend(
     scale: float,
     window: int,
     out: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+    soft_cap: float = 0.0,
 ) -> None:
     """extend with queries and weights rounded to bfloat16, as in rounded_decode."""
-    _read(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out, True)
+    _read(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out, sinks, soft_cap, True)

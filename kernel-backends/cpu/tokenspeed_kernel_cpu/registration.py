@@ -99,11 +99,14 @@ _HEADS: dict[str, TraitBound] = {
     "head_dim": MultipleOf(2, _native.MAX_HEAD_DIM),
     "q_per_kv": Range(1, _native.MAX_Q_PER_KV),
 }
+_PROLOGUE: dict[str, TraitBound] = {**_HEADS, "qk_norm": one_of(False, True), "partial_rotary": one_of(False, True)}
 _READ: dict[str, TraitBound] = {
     **_HEADS,
     PAGE_SIZE_TRAIT: MultipleOf(1),
     "causal": one_of(True),
     "windowed": one_of(False, True),
+    "sinks": one_of(False, True),
+    "soft_cap": one_of(False, True),
 }
 
 _LATENT: dict[str, TraitBound] = {
@@ -186,25 +189,26 @@ def register() -> None:
     _register("norm.rms", elementwise.rms, _NORM)
     _register("norm.fused_add_rms", elementwise.fused_add_rms, _NORM)
     _register("activation.silu_and_mul", elementwise.silu_and_mul, _ACTIVATION)
-    _register("attention.gqa_prologue", attention.gqa_prologue, _ATTENTION, {**_HEADS, "qk_norm": one_of(False, True)})
-    _register("attention.decode", attention.decode, _ATTENTION, _READ, version="2")
-    _register("attention.extend", attention.extend, _ATTENTION, _READ, version="2")
+    _register("attention.gqa_prologue", attention.gqa_prologue, _ATTENTION, _PROLOGUE, version="2")
+    _register("attention.decode", attention.decode, _ATTENTION, _READ, version="3")
+    _register("attention.extend", attention.extend, _ATTENTION, _READ, version="3")
     _register("attention.mla_prologue", latent.mla_prologue, _ATTENTION, {**_LATENT, "plain_dim": Range(1)})
     _register("attention.mla_decode", latent.mla_decode, _ATTENTION, _LATENT_READ)
     _register("attention.mla_decode_partial", latent.mla_decode_partial, _ATTENTION, _LATENT_READ)
     _register("attention.mla_extend", latent.mla_extend, _ATTENTION, _LATENT_READ)
-    for operation, kernel, traits in (
-        ("attention.decode", attention.rounded_decode, _READ),
-        ("attention.extend", attention.rounded_extend, _READ),
-        ("attention.mla_decode", latent.rounded_mla_decode, _LATENT_READ),
-        ("attention.mla_decode_partial", latent.rounded_mla_decode_partial, _LATENT_READ),
-        ("attention.mla_extend", latent.rounded_mla_extend, _LATENT_READ),
+    for operation, kernel, traits, version in (
+        ("attention.decode", attention.rounded_decode, _READ, "2"),
+        ("attention.extend", attention.rounded_extend, _READ, "2"),
+        ("attention.mla_decode", latent.rounded_mla_decode, _LATENT_READ, "1"),
+        ("attention.mla_decode_partial", latent.rounded_mla_decode_partial, _LATENT_READ, "1"),
+        ("attention.mla_extend", latent.rounded_mla_extend, _LATENT_READ, "1"),
     ):
         _register(
             operation,
             kernel,
             _ROUNDED_ATTENTION,
             {**traits, "activations": one_of("bfloat16")},
+            version,
             solution=ROUNDED_SOLUTION,
             features=frozenset({"avx512_bf16"}),
             band=Band.SPECIALISED,

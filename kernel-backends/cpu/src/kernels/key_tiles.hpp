@@ -11,6 +11,12 @@ struct Run {
     int64_t end;
 };
 
+// Caps the scores of the keys [first, end) of one row, in place; its neighbours in their vectors come along.
+inline void cap_scores(float* scores, int64_t first, int64_t end, float cap) {
+    for (int64_t j = first / kLanes * kLanes; j < end; j += kLanes)
+        store(scores + j, mul(hyperbolic_tangent(div(load(scores + j), set(cap))), set(cap)));
+}
+
 // Turns the scores of one row, of the keys [first, end) of a tile, into weights, in place; returns the factor for what was
 // accumulated before.
 inline float soften(float* scores, int64_t first, int64_t end, float& best, float& total) {
@@ -84,6 +90,7 @@ int64_t soften_rows(const AttentionTile& tile, int64_t begin, float* scores, con
         const int64_t first = larger(0, tile.row_starts[r] - begin);
         const int64_t end = smaller(kKeyTile, tile.row_limits[r] - begin);
         if (first >= end) continue;
+        if (tile.soft_cap > 0.0f) cap_scores(scores + r * kKeyTile, first, end, tile.soft_cap);
         factors[r] = soften(scores + r * kKeyTile, first, end, state.maximum[r], state.sum[r]);
         Run& last = runs[count > 0 ? count - 1 : 0];
         if (count > 0 && last.row + last.rows == r && last.rows < kAttentionRows && last.first == first && last.end == end)

@@ -3,7 +3,7 @@
 namespace tokenspeed::TOKENSPEED_ISA {
 namespace {
 
-// Heads are rotated in place: pair (i, i + dim/2) by the angle of the position.
+// The first `dim` elements of a head are rotated in place: pair (i, i + dim/2) by the angle of the position.
 inline void rotate(float* head, const float* cos_sin, int64_t dim) {
     const int64_t half = dim / 2;
     for (int64_t i = 0; i < half; i += kLanes) {
@@ -31,11 +31,11 @@ template <class Type>
 void prologue_type(const Prologue& call, int64_t begin, int64_t end) {
     const int64_t dim = call.cache.head_dim;
     for (int64_t token = begin; token < end; ++token) {
-        const float* angles = call.cos_sin + (int64_t)call.positions[token] * dim;
+        const float* angles = call.cos_sin + (int64_t)call.positions[token] * call.rotary_dim;
         for (int64_t head = 0; head < call.q_heads; ++head) {
             float* q = call.q + token * call.q_stride + head * dim;
             if (call.q_norm) rms_norm(q, nullptr, call.q_norm, call.epsilon, q, 1, dim);
-            rotate(q, angles, dim);
+            rotate(q, angles, call.rotary_dim);
         }
         const int64_t slot = call.slots[token];
         if (slot < call.cache.page_size) continue;  // padding: block 0 is never read, so nothing need be written
@@ -48,7 +48,7 @@ void prologue_type(const Prologue& call, int64_t begin, int64_t end) {
                 rms_norm(source, nullptr, call.k_norm, call.epsilon, key, 1, dim);
             else
                 memcpy(key, source, (size_t)dim * sizeof(float));
-            rotate(key, angles, dim);
+            rotate(key, angles, call.rotary_dim);
             write_head<Type>(call.cache.keys, block, head, offset, key, dim);
             const float* value = call.v + token * call.v_stride + head * dim;
             write_head<Type>(call.cache.values, block, head, offset, value, dim);
