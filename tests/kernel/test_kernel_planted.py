@@ -32,6 +32,8 @@ OUTPUT_ARGUMENT = {
     "activation.add": 1,
     "activation.clamped_swiglu": 4,
     "activation.sigmoid_gate": 2,
+    "activation.gelu_tanh_and_mul": 2,
+    "activation.scale_rows": 3,
     "activation.silu_and_mul": 2,
     "attention.decode": 7,
     "attention.extend": 8,

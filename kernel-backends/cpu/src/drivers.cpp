@@ -115,6 +115,25 @@ void run_clamped_swiglu(const float* gate, int64_t gate_stride, const float* up,
     });
 }
 
+void run_gelu_tanh_and_mul(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
+                           int64_t rows, int64_t size) {
+    const KernelTable& table = kernels();
+    over_ranges(rows, 1, threads_for(static_cast<double>(rows * size) * 0.5), 2, [&](int64_t begin, int64_t end) {
+        table.gelu_tanh_and_mul(gate + begin * gate_stride, gate_stride, up + begin * up_stride, up_stride,
+                                out + begin * size, end - begin, size);
+    });
+}
+
+// The compiler's own vectors do: a row is read and written, and nothing else takes time.
+void run_scale_rows(const float* x, const float* factors, const int32_t* places, float* out, int64_t rows, int64_t size) {
+    over_ranges(rows, 1, threads_for(static_cast<double>(rows * size) * 0.2), 2, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const float factor = factors[places ? places[row] : 0];
+            for (int64_t i = row * size; i < (row + 1) * size; ++i) out[i] = x[i] * factor;
+        }
+    });
+}
+
 void run_prologue(const Prologue& call, int64_t tokens) {
     const KernelTable& table = kernels();
     const double work = static_cast<double>(tokens * (call.q_heads + 2 * call.kv_heads) * call.cache.head_dim) * 0.5;

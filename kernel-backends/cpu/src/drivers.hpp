@@ -32,6 +32,12 @@ void run_silu_and_mul(const float* gate, int64_t gate_stride, const float* up, i
 void run_clamped_swiglu(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float alpha, float limit,
                         float* out, int64_t rows, int64_t size);
 
+void run_gelu_tanh_and_mul(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
+                           int64_t rows, int64_t size);
+
+// out[row] = x[row] * factors[places[row]], or factors[0] where places is null; out may be x.
+void run_scale_rows(const float* x, const float* factors, const int32_t* places, float* out, int64_t rows, int64_t size);
+
 void run_prologue(const Prologue& call, int64_t tokens);
 
 // Elements of the queries: of every token and head `dim`, the head's at head_stride, the token's at token_stride.

@@ -207,6 +207,20 @@ void clamped_swiglu(Address gate, int64_t gate_stride, Address up, int64_t up_st
     });
 }
 
+void gelu_tanh_and_mul(Address gate, int64_t gate_stride, Address up, int64_t up_stride, Address out, int64_t rows,
+                       int64_t size) {
+    run(rows * size, [=] {
+        run_gelu_tanh_and_mul(at<const float>(gate), gate_stride, at<const float>(up), up_stride, at<float>(out), rows, size);
+    });
+}
+
+// places 0: every row takes the first factor.
+void scale_rows(Address x, Address factors, Address places, Address out, int64_t rows, int64_t size) {
+    run(rows * size, [=] {
+        run_scale_rows(at<const float>(x), at<const float>(factors), at<const int32_t>(places), at<float>(out), rows, size);
+    });
+}
+
 }  // namespace
 }  // namespace tokenspeed
 
@@ -259,6 +273,8 @@ NB_MODULE(_native, m) {
     m.def("rms_norm", &rms_norm, "x"_a, "residual"_a, "weight"_a, "epsilon"_a, "out"_a, "rows"_a, "size"_a);
     m.def("silu_and_mul", &silu_and_mul, "gate"_a, "gate_stride"_a, "up"_a, "up_stride"_a, "out"_a, "rows"_a, "size"_a);
     m.def("clamped_swiglu", &clamped_swiglu);
+    m.def("gelu_tanh_and_mul", &gelu_tanh_and_mul);
+    m.def("scale_rows", &scale_rows);
 
     nb::class_<Router>(m, "Router", "How tokens go to experts.")
         .def(nb::init<int64_t, int64_t, bool, int64_t, int64_t, bool, float, Address>(), "experts"_a, "top_k"_a, "sigmoid"_a,

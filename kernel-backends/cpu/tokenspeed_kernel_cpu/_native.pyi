@@ -84,6 +84,10 @@ def enable_amx() -> None: ...
 def uniform(seed: int, choice: int, position: int) -> float: ...
 def rms_norm(x: int, residual: int, weight: int, epsilon: float, out: int, rows: int, size: int) -> None: ...
 def silu_and_mul(gate: int, gate_stride: int, up: int, up_stride: int, out: int, rows: int, size: int) -> None: ...
+def gelu_tanh_and_mul(
+    gate: int, gate_stride: int, up: int, up_stride: int, out: int, rows: int, size: int, /
+) -> None: ...
+def scale_rows(x: int, factors: int, places: int, out: int, rows: int, size: int, /) -> None: ...
 def gqa_prologue(
     q: int,
     q_stride: int,
@@ -97,6 +101,7 @@ def gqa_prologue(
     head_dim: int,
     positions: int,
     cos_sin: int,
+    rotary_dim: int,
     q_norm: int,
     k_norm: int,
     epsilon: float,
@@ -131,6 +136,8 @@ def attend(
     window: int,
     rounded: bool,
     out: int,
+    sinks: int,
+    soft_cap: float,
     /,
 ) -> None: ...
 def mla_prologue(

@@ -1,14 +1,16 @@
-"""norm.rms, norm.fused_add_rms, activation.silu_and_mul and activation.clamped_swiglu; contracts in
-tokenspeed_kernel.ops.norm and .activation."""
+"""norm.rms, norm.fused_add_rms, activation.silu_and_mul, clamped_swiglu, gelu_tanh_and_mul and scale_rows; contracts in
+tokenspeed_kernel.ops.norm, .activation, .gelu and .scaling."""
 
 import torch
 
 from tokenspeed_kernel_cpu import _native
-from tokenspeed_kernel_cpu.checks import checked, expect
+from tokenspeed_kernel_cpu.checks import checked, expect, expect_range
 
 _rms_norm = _native.rms_norm
 _silu_and_mul = _native.silu_and_mul
 _clamped_swiglu = _native.clamped_swiglu
+_gelu_tanh_and_mul = _native.gelu_tanh_and_mul
+_scale_rows = _native.scale_rows
 
 
 def _check_rms(x: torch.Tensor, weight: torch.Tensor, _eps: float, out: torch.Tensor) -> None:
@@ -30,6 +32,15 @@ def _check_silu(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None
 
 def _check_clamped(gate: torch.Tensor, up: torch.Tensor, _alpha: float, _limit: float, out: torch.Tensor) -> None:
     _check_silu(gate, up, out)
+
+
+def _check_scale(x: torch.Tensor, factors: torch.Tensor, places: torch.Tensor | None, out: torch.Tensor) -> None:
+    expect("x", x, torch.float32, x.shape[:2])
+    expect("out", out, torch.float32, x.shape)
+    expect("factors", factors, torch.float32, factors.shape[:1])
+    if places is not None:
+        expect("places", places, torch.int32, x.shape[:1])
+        expect_range("places", places, 0, factors.shape[0])
 
 
 @checked(_check_rms)
@@ -65,4 +76,25 @@ def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: fl
         out.data_ptr(),
         out.size(0),
         out.size(1),
+    )
+
+
+@checked(_check_silu)
+def gelu_tanh_and_mul(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    """out = gelu(gate) * up, gelu by tanh."""
+    _gelu_tanh_and_mul(
+        gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), out.data_ptr(), out.size(0), out.size(1)
+    )
+
+
+@checked(_check_scale)
+def scale_rows(x: torch.Tensor, factors: torch.Tensor, places: torch.Tensor | None, out: torch.Tensor) -> None:
+    """out[t] = x[t] * factors[places[t]], or factors[0] where there are no places."""
+    _scale_rows(
+        x.data_ptr(),
+        factors.data_ptr(),
+        0 if places is None else places.data_ptr(),
+        out.data_ptr(),
+        x.size(0),
+        x.size(1),
     )

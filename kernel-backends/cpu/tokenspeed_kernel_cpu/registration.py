@@ -220,6 +220,8 @@ def register() -> None:
     _register("sampling.has_nan", sampling.has_nan, _SAMPLING)
     _register("gemm.head_linear", head_linear.make_head_linear, _LINEAR, _SIZES)
     _register("activation.clamped_swiglu", elementwise.clamped_swiglu, _ACTIVATION)
+    _register("activation.gelu_tanh_and_mul", elementwise.gelu_tanh_and_mul, _ACTIVATION)
+    _register("activation.scale_rows", elementwise.scale_rows, _ACTIVATION)
     _register("moe.route", moe.make_route, frozenset({ROUTE_SIGNATURE}), _ROUTING)
     _register("moe.experts", moe.make_experts, _EXPERTS, _MIXTURE)
     _register(

@@ -12,6 +12,7 @@ from tokenspeed_kernel.numerics import (
     ragged_cases,
     rotary_cases,
     sampling_cases,
+    scaling_cases,
 )
 from tokenspeed_kernel.numerics.cases import AnyOf, Buffers, Case, Close, Exact, register_cases
 from tokenspeed_kernel.numerics.verify import Report, verify_all, verify_kernel
@@ -35,6 +36,7 @@ __all__ = [
     "register_cases",
     "rotary_cases",
     "sampling_cases",
+    "scaling_cases",
     "verify_all",
     "verify_kernel",
 ]

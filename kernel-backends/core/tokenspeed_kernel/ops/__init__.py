@@ -8,6 +8,7 @@ from tokenspeed_kernel.ops.activation import bind_clamped_swiglu, bind_silu_and_
 from tokenspeed_kernel.ops.attention import bind_attention_decode, bind_attention_extend, bind_gqa_prologue
 from tokenspeed_kernel.ops.embedding import bind_embedding
 from tokenspeed_kernel.ops.gating import bind_add, bind_sigmoid_gate
+from tokenspeed_kernel.ops.gelu import bind_gelu_tanh_and_mul
 from tokenspeed_kernel.ops.gemm import bind_head_linear, bind_linear
 from tokenspeed_kernel.ops.merge import bind_merge_partials
 from tokenspeed_kernel.ops.mla import bind_mla_prologue, bind_mla_read
@@ -17,6 +18,7 @@ from tokenspeed_kernel.ops.quantize import bind_quantize_rows, bind_restore
 from tokenspeed_kernel.ops.ragged import bind_attention_ragged
 from tokenspeed_kernel.ops.rotary import bind_rotary
 from tokenspeed_kernel.ops.sampling import bind_apply_penalties, bind_has_nan, bind_logprobs, bind_sample
+from tokenspeed_kernel.ops.scaling import bind_scale_rows
 
 __all__ = [
     "bind_add",
@@ -28,6 +30,7 @@ __all__ = [
     "bind_embedding",
     "bind_experts",
     "bind_fused_add_rms_norm",
+    "bind_gelu_tanh_and_mul",
     "bind_gqa_prologue",
     "bind_has_nan",
     "bind_head_linear",
@@ -42,6 +45,7 @@ __all__ = [
     "bind_rotary",
     "bind_route",
     "bind_sample",
+    "bind_scale_rows",
     "bind_sigmoid_gate",
     "bind_silu_and_mul",
 ]

@@ -60,6 +60,22 @@ void clamped_swiglu(const float* gate, int64_t gate_stride, const float* up, int
     }
 }
 
+void gelu_tanh_and_mul(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
+                       int64_t rows, int64_t size) {
+    constexpr float kTwice = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < size; i += kLanes) {
+            const int64_t count = smaller(kLanes, size - i);
+            Vec x = load_first(gate + row * gate_stride + i, count);
+            Vec inner = mul(x, fma(mul(x, x), set(0.044715f * kTwice), set(kTwice)));
+            // 1 + tanh(a) = 2 / (1 + exp(-2a))
+            Vec denominator = add(set(1.0f), exponential(sub(zero(), inner)));
+            Vec value = mul(div(x, denominator), load_first(up + row * up_stride + i, count));
+            store_first(out + row * size + i, value, count);
+        }
+    }
+}
+
 bool has_nan(const float* values, int64_t size) {
     for (int64_t i = 0; i < size; i += kLanes)
         if (any_nan(load_first(values + i, smaller(kLanes, size - i)))) return true;

@@ -7,6 +7,7 @@ const KernelTable kTable = {
     TOKENSPEED_ISA_NAME, nullptr, nullptr, linear_scratch, linear, decode_row, rms_norm, silu_and_mul, prologue,
     attend, merge, finish, latent_prologue, merge_partials, argmax, has_nan, maximum, shifted_exp,
     clamped_swiglu,
+    gelu_tanh_and_mul,
 };
 
 }  // namespace tokenspeed::TOKENSPEED_ISA
