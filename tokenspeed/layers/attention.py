@@ -1,37 +1,46 @@
 """Grouped-query attention: projections, head norms, rotary, the write to the cache, attention, output."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.parts import ModelParts
-from tokenspeed.layers.weights import Ranks, WeightSpec
+from tokenspeed.layers.weights import Ranks, WeightSpec, leading_pairs
 from tokenspeed.recipes.model_config import ModelConfig, RopeConfig
 
 
 def attention_weights(config: ModelConfig, place: str, ranks: Ranks) -> list[WeightSpec]:
-    """q, k, v with their biases and head norms, and o, at ``place`` ("model.layers.0.self_attn")."""
+    """q, k, v with their biases and norms, o, and sinks, at ``place`` ("model.layers.0.self_attn")."""
     hidden, dim = config.hidden_size, config.head_dim
     specs = []
+    turned = leading_pairs(dim, config.rope.rotated(dim)) if config.rope.paired else None
     for name, heads, rotary in (
         ("q", config.num_heads, config.num_heads),
         ("k", config.num_kv_heads, config.num_kv_heads),
         ("v", config.num_kv_heads, 0),
     ):
-        specs.append(ranks.rows(f"{place}.{name}_proj.weight", heads * dim, hidden, rotary_heads=rotary))
+        order = {"rotary_heads": rotary, "row_order": turned if rotary else None}
+        specs.append(ranks.rows(f"{place}.{name}_proj.weight", heads * dim, hidden, **order))
         if config.attention_bias:
-            specs.append(ranks.rows(f"{place}.{name}_proj.bias", heads * dim, rotary_heads=rotary))
+            specs.append(ranks.rows(f"{place}.{name}_proj.bias", heads * dim, **order))
         if config.qk_norm and rotary:
-            specs.append(ranks.whole(f"{place}.{name}_norm.weight", dim))
+            norm, share = f"{place}.{name}_norm.weight", ranks.rows if config.whole_norms else ranks.whole
+            specs.append(share(norm, heads * dim if config.whole_norms else dim, offset=config.norm_offset))
     specs.append(ranks.columns(f"{place}.o_proj.weight", hidden, config.num_heads * dim))
     if config.output_bias:
         specs.append(ranks.whole(f"{place}.o_proj.bias", hidden))
+    if config.sinks:
+        specs.append(ranks.rows(f"{place}.sinks", config.num_heads))
     return specs
 
 
 class GroupedQueryAttention:
-    """Four kernel calls a step. ``rope``: the model's own where None."""
+    """Four kernel calls a step; eight where norms are over all heads together. ``rope``: the model's own where None.
+
+    Attributes:
+        sinks: float32 [heads], the heads' sinks; None where there are none.
+    """
 
     def __init__(self, parts: ModelParts, place: str, *, rope: RopeConfig | None = None) -> None:
         config, workspace = parts.config, parts.workspace
@@ -39,18 +48,25 @@ class GroupedQueryAttention:
         rope = rope or config.rope
         self._eps = config.rms_norm_eps
         self._cos_sin = parts.rotary(rope, dim)
-        self._q_norm = parts.maybe(f"{place}.q_norm.weight")
-        self._k_norm = parts.maybe(f"{place}.k_norm.weight")
-        self._project = parts.stacked([f"{place}.{name}_proj" for name in ("q", "k", "v")]).forward
+        self.sinks = parts.maybe(f"{place}.sinks")
+        q_norm, k_norm = (parts.maybe(f"{place}.{name}_norm.weight") for name in ("q", "k"))
+        self._project: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+        if config.whole_norms and q_norm is not None and k_norm is not None:
+            self._project = _NormedProjections(parts, place, q_norm, k_norm).forward
+            q_norm = k_norm = None
+        else:
+            project = parts.stacked([f"{place}.{name}_proj" for name in ("q", "k", "v")]).forward
+            qkv = workspace.stacked("qkv", ((heads, dim), (keys, dim), (keys, dim)))
+            self._project = lambda x: project(x, qkv(x.shape[0]))
+        self._q_norm, self._k_norm = q_norm, k_norm
         self._output = parts.linear(f"{place}.o_proj", "columns")
         self._prologue = parts.kernels.gqa_prologue(
             head_dim=dim,
             q_per_kv=heads // keys,
-            qk_norm=self._q_norm is not None,
+            qk_norm=q_norm is not None,
             partial_rotary=self._cos_sin.shape[1] < dim,
             kv_dtype=parts.kv_dtype,
         )
-        self._qkv = workspace.stacked("qkv", ((heads, dim), (keys, dim), (keys, dim)))
         self._heads = workspace.rows("heads", heads, dim)
         self._flat_heads = workspace.rows("heads", heads * dim)
 
@@ -63,10 +79,40 @@ class GroupedQueryAttention:
     def forward(self, batch: ForwardBatch, x: torch.Tensor, out: torch.Tensor) -> None:
         """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H], and the tokens' keys and values to the cache."""
         tokens = x.shape[0]
-        q, k, v = self._project(x, self._qkv(tokens))
+        q, k, v = self._project(x)
         self._prologue(
             q, k, v, batch.positions, self._cos_sin, self._q_norm, self._k_norm, self._eps,
             self._k_cache, self._v_cache, batch.slots[self._group],
         )  # fmt: skip
         batch.attention[self._group].attend(self._place, q, self._heads(tokens))
         self._output(self._flat_heads(tokens), out)
+
+
+class _NormedProjections:
+    """q, k and v, of which q and k are normed over all their heads together (MiniMax-M2): norms take rows that lie
+    together, so each projection has memory of its own."""
+
+    def __init__(self, parts: ModelParts, place: str, q_norm: torch.Tensor, k_norm: torch.Tensor) -> None:
+        config, workspace = parts.config, parts.workspace
+        self._eps = config.rms_norm_eps
+        self._rms_norm = parts.kernels.rms_norm()
+        self._each = []
+        for name, heads, norm in (
+            ("q", config.num_heads, q_norm),
+            ("k", config.num_kv_heads, k_norm),
+            ("v", config.num_kv_heads, None),
+        ):
+            flat = workspace.rows(name, heads * config.head_dim)
+            by_heads = workspace.rows(name, heads, config.head_dim)
+            self._each.append((parts.linear(f"{place}.{name}_proj", "rows"), norm, flat, by_heads))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """float32 [T, heads, D] of q, k and v."""
+        tokens, found = x.shape[0], []
+        for project, norm, flat, by_heads in self._each:
+            out = flat(tokens)
+            project(x, out)
+            if norm is not None:
+                self._rms_norm(out, norm, self._eps, out)
+            found.append(by_heads(tokens))
+        return tuple(found)

@@ -12,6 +12,7 @@ from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import LoadedWeights, Ranks, WeightSpec
 from tokenspeed.layers.workspace import Workspace
 from tokenspeed.recipes.model_config import ModelConfig
+from tokenspeed_kernel.quantized import QuantizedTensor
 
 
 class Mixer(Protocol):
@@ -35,7 +36,7 @@ def decoder_weights(config: ModelConfig, ranks: Ranks, layers: Sequence[WeightSp
     """Embedding, the ``layers``' weights, last norm and output head, in the order of the forward."""
     vocabulary, hidden = config.vocab_size, config.hidden_size
     specs = [ranks.rows("model.embed_tokens.weight", vocabulary, hidden), *layers]
-    specs.append(ranks.whole("model.norm.weight", hidden))
+    specs.append(ranks.whole("model.norm.weight", hidden, offset=config.norm_offset))
     if not config.tie_word_embeddings:
         specs.append(ranks.rows("lm_head.weight", vocabulary, hidden))
     return tuple(specs)
@@ -44,20 +45,26 @@ def decoder_weights(config: ModelConfig, ranks: Ranks, layers: Sequence[WeightSp
 def norm_weights(config: ModelConfig, place: str, ranks: Ranks) -> tuple[WeightSpec, WeightSpec]:
     """The norms before the two blocks of the layer at ``place`` ("model.layers.0")."""
     return tuple(
-        ranks.whole(f"{place}.{name}.weight", config.hidden_size)
+        ranks.whole(f"{place}.{name}.weight", config.hidden_size, offset=config.norm_offset)
         for name in ("input_layernorm", "post_attention_layernorm")
     )  # type: ignore[return-value]
 
 
 class DecoderLayer:
-    """Two blocks, each behind an RMS norm, over the residual stream."""
+    """Two blocks, each behind an RMS norm, over the residual stream; ``norms``: what the checkpoint calls these."""
 
-    def __init__(self, parts: ModelParts, place: str, mixer: Mixer, feed_forward: FeedForward) -> None:
+    def __init__(
+        self,
+        parts: ModelParts,
+        place: str,
+        mixer: Mixer,
+        feed_forward: FeedForward,
+        norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
+    ) -> None:
         self.mixer = mixer
         self._feed_forward = feed_forward
         self._eps = parts.config.rms_norm_eps
-        self._input_norm = parts.vector(f"{place}.input_layernorm.weight")
-        self._middle_norm = parts.vector(f"{place}.post_attention_layernorm.weight")
+        self._input_norm, self._middle_norm = (parts.vector(f"{place}.{name}.weight") for name in norms)
         self._add_rms_norm = parts.kernels.fused_add_rms_norm()
         self._rms_norm = parts.kernels.rms_norm()
 
@@ -106,6 +113,10 @@ class Decoder:
         )
         embedding = loaded.matrices["model.embed_tokens.weight"]
         self._embed = kernels.embedding(embedding)
+        self._embedding_scale: torch.Tensor | None = None
+        if config.embedding_scale != 1.0:
+            self._embedding_scale = _in_the_type_of(embedding, config.embedding_scale)
+            self._scale_rows = kernels.scale_rows()
         self.layers = [self.make_layer(parts, index) for index in range(config.num_layers)]
         self._norm = parts.vector("model.norm.weight")
         self._add_rms_norm = kernels.fused_add_rms_norm()
@@ -135,6 +146,8 @@ class Decoder:
         tokens = batch.input_ids.shape[0]
         residual, hidden, normed = self._residual(tokens), self._hidden(tokens), self._normed(tokens)
         self._embed(batch.input_ids, residual)
+        if self._embedding_scale is not None:
+            self._scale_rows(residual, self._embedding_scale, None, residual)
         first = True
         for layer in self.layers:
             layer.forward(batch, residual, hidden, normed, first=first)
@@ -148,4 +161,11 @@ class Decoder:
         gathered, logits = self._gathered[:count], self._logits[:count]
         torch.index_select(hidden, 0, rows, out=gathered)
         self._head(gathered, logits)
-        return logits
+        cap = self.config.logit_soft_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _in_the_type_of(embedding: QuantizedTensor, scale: float) -> torch.Tensor:
+    """float32 [1]: ``scale`` as models of that type were trained with it, rounded as their embeddings are."""
+    exact = torch.tensor([scale])
+    return exact if embedding.is_blocked else exact.to(embedding.plane.dtype).float()

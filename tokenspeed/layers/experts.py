@@ -1,13 +1,14 @@
 """A mixture of experts: a router, the experts that it chooses, and one that every token goes to."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from tokenspeed.layers.kernels import Kernel
 from tokenspeed.layers.mlp import GatedMlp, mlp_weights
 from tokenspeed.layers.parts import ModelParts
-from tokenspeed.layers.weights import Ranks, WeightSpec
+from tokenspeed.layers.weights import Ranks, WeightSpec, gate_before_up
 from tokenspeed.recipes.model_config import ExpertsConfig
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.moe import Routing
@@ -18,12 +19,18 @@ class ExpertNames:
     """What a family's checkpoints call the parts of a mixture, behind the block's own place ("model.layers.0.mlp").
 
     Attributes:
+        block: of the mixture itself, in its layer.
         expert: of one expert, with its number for {}.
         gate, up, down: of its matrices.
         correction: of the router's correction; "" where there is none.
         shared: of the shared expert; ``shared_gate`` of its gate.
+        stacked: "": each expert has matrices of its own. Else all experts' lie in one tensor, gate and up together:
+            "rows" [experts, outputs, inputs], "columns" [experts, inputs, outputs]; biases beside them, [experts,
+            outputs].
+        alternating: of stacked ones: gate and up take turns, output by output, where otherwise up follows gate.
     """
 
+    block: str = "mlp"
     router: str = "gate"
     expert: str = "experts.{}"
     gate: str = "gate_proj"
@@ -32,6 +39,12 @@ class ExpertNames:
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
+    stacked: Literal["", "rows", "columns"] = ""
+    alternating: bool = False
+
+    def matrix(self, place: str, part: Literal["gate_up", "down"]) -> str:
+        """The name of the weight that holds all experts' matrices of a kind."""
+        return f"{place}.experts.{part}_proj" if self.stacked else f"{place}.experts.{part}"
 
 
 def experts_weights(
@@ -41,17 +54,39 @@ def experts_weights(
     names = names or ExpertNames()
     count, inner = experts.count, experts.intermediate
     specs = [ranks.whole(f"{place}.{names.router}.weight", count, hidden)]
+    if experts.biases:
+        specs.append(ranks.whole(f"{place}.{names.router}.bias", count))
     if experts.corrected:
         specs.append(ranks.whole(f"{place}.{names.correction}", count))
-    each = [f"{place}.{names.expert.format(number)}" for number in range(count)]
-    gate_up = tuple(f"{expert}.{part}.weight" for expert in each for part in (names.gate, names.up))
-    down = tuple(f"{expert}.{names.down}.weight" for expert in each)
-    specs.append(ranks.rows(f"{place}.experts.gate_up", count * 2 * inner, hidden, parts=gate_up))
-    specs.append(ranks.rows(f"{place}.experts.down", count * hidden, inner, parts=down))
+    if names.stacked:
+        specs += _stacked_weights(experts, place, hidden, ranks, names)
+    else:
+        each = [f"{place}.{names.expert.format(number)}" for number in range(count)]
+        gate_up = tuple(f"{expert}.{part}.weight" for expert in each for part in (names.gate, names.up))
+        down = tuple(f"{expert}.{names.down}.weight" for expert in each)
+        specs.append(ranks.rows(names.matrix(place, "gate_up"), count * 2 * inner, hidden, parts=gate_up))
+        specs.append(ranks.rows(names.matrix(place, "down"), count * hidden, inner, parts=down))
     if experts.shared_intermediate:
         specs += mlp_weights(f"{place}.{names.shared}", hidden, experts.shared_intermediate, ranks)
     if experts.shared_gate:
         specs.append(ranks.whole(f"{place}.{names.shared_gate}.weight", 1, hidden))
+    return specs
+
+
+def _stacked_weights(
+    experts: ExpertsConfig, place: str, hidden: int, ranks: Ranks, names: ExpertNames
+) -> list[WeightSpec]:
+    """All experts' matrices, and their biases, as one tensor each."""
+    count, inner = experts.count, experts.intermediate
+    order = gate_before_up(inner) if names.alternating else None
+    turned = names.stacked == "columns"
+    specs = []
+    for part, rows, columns, row_order in (("gate_up", 2 * inner, hidden, order), ("down", hidden, inner, None)):
+        name = f"{place}.experts.{part}_proj"
+        stored = (count, columns, rows) if turned else (count, rows, columns)
+        specs.append(ranks.rows(name, count * rows, columns, stored=stored, transposed=turned, row_order=row_order))
+        if experts.biases:
+            specs.append(ranks.rows(f"{name}_bias", count * rows, stored=(count, rows), row_order=row_order))
     return specs
 
 
@@ -65,9 +100,6 @@ class Mixture:
         place: str,
         *,
         names: ExpertNames | None = None,
-        activation: GatedActivation | None = None,
-        gate_up_bias: torch.Tensor | None = None,
-        down_bias: torch.Tensor | None = None,
     ) -> None:
         names = names or ExpertNames()
         kernels, workspace = parts.kernels, parts.workspace
@@ -82,17 +114,18 @@ class Mixture:
             scale=experts.scale,
         )
         matrices = parts.weights.matrices
+        gate_up, down = names.matrix(place, "gate_up"), names.matrix(place, "down")
         # Which experts a token goes to must not hang on the rounding of the router's inputs.
         self._score = kernels.linear(
             matrices[f"{place}.{names.router}.weight"], parts.maybe(f"{place}.{names.router}.bias"), exact=True
         )
         self._route = kernels.route(routing, parts.vector(f"{place}.{names.correction}") if experts.corrected else None)
         self._experts = kernels.experts(
-            matrices[f"{place}.experts.gate_up"],
-            matrices[f"{place}.experts.down"],
-            gate_up_bias,
-            down_bias,
-            activation or GatedActivation("silu"),
+            matrices[gate_up],
+            matrices[down],
+            _of_experts(parts, f"{gate_up}_bias", experts),
+            _of_experts(parts, f"{down}_bias", experts),
+            _activation_of(experts),
         )
         self._logits = workspace.rows("router", experts.count)
         self._weights = workspace.rows("expert_weights", experts.active)
@@ -124,3 +157,14 @@ class Mixture:
             self._gate(x, gate)
             self._apply_gate(shared, gate, shared)
         self._add(shared, out)
+
+
+def _of_experts(parts: ModelParts, name: str, experts: ExpertsConfig) -> torch.Tensor | None:
+    """The vector ``name`` as float32 [experts, outputs]; None where the experts have no biases."""
+    return parts.vector(name).view(experts.count, -1) if experts.biases else None
+
+
+def _activation_of(experts: ExpertsConfig) -> GatedActivation:
+    if not experts.swiglu_limit:
+        return GatedActivation("silu")
+    return GatedActivation("clamped_swiglu", experts.swiglu_alpha, experts.swiglu_limit)

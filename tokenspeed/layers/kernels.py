@@ -24,6 +24,8 @@ OPERATIONS = (
     "norm.fused_add_rms",
     "activation.silu_and_mul",
     "activation.clamped_swiglu",
+    "activation.gelu_tanh_and_mul",
+    "activation.scale_rows",
     "activation.sigmoid_gate",
     "activation.add",
     "moe.route",
@@ -138,6 +140,14 @@ class KernelBinder:
     def clamped_swiglu(self) -> Kernel:
         """``fn(gate, up, alpha, limit, out)``."""
         return self._keep(ops.bind_clamped_swiglu(override=self._overrides.get("activation.clamped_swiglu")))
+
+    def gelu_tanh_and_mul(self) -> Kernel:
+        """``fn(gate, up, out)``."""
+        return self._keep(ops.bind_gelu_tanh_and_mul(override=self._overrides.get("activation.gelu_tanh_and_mul")))
+
+    def scale_rows(self) -> Kernel:
+        """``fn(x, factors, places or None, out)``."""
+        return self._keep(ops.bind_scale_rows(override=self._overrides.get("activation.scale_rows")))
 
     def sigmoid_gate(self) -> Kernel:
         """``fn(x, gate, out)``."""

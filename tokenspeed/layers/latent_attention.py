@@ -16,6 +16,10 @@ from tokenspeed.layers.weights import Ranks, WeightSpec, paired_rotary_rows
 from tokenspeed.recipes.model_config import LatentConfig, ModelConfig
 from tokenspeed_kernel.quantized import QuantizedTensor
 
+LATENT_EPS = 1e-6
+"""Of the norms of compressed query and latent: part of the architecture, whatever a configuration says of the other
+norms."""
+
 
 def latent_of(config: ModelConfig) -> LatentConfig:
     """The dimensions of latent attention; ValueError where the model has none."""
@@ -61,15 +65,19 @@ def latent_attention_spec(config: ModelConfig) -> AttentionSpec:
 
 
 class LatentAttention:
-    """Eight kernel calls a step, two less where queries are not compressed."""
+    """Eight kernel calls a step, two less where queries are not compressed, one more where they grow."""
 
     def __init__(self, parts: ModelParts, place: str) -> None:
         config, workspace, kernels = parts.config, parts.workspace, parts.kernels
         latent, heads = latent_of(config), config.num_heads
         plain, rotary, width = latent.plain, latent.rotary, latent.latent
         self._plain = plain
-        self._eps = config.rms_norm_eps
+        self._eps = LATENT_EPS
         self._cos_sin = parts.rotary(config.rope, rotary)
+        self._growth: torch.Tensor | None = None
+        if latent.growth:
+            self._growth = parts.growth(latent)
+            self._scale_rows = kernels.scale_rows()
         self._compress_query = None
         if latent.query_rank:
             self._compress_query = parts.linear(f"{place}.q_a_proj", "replicated")
@@ -116,6 +124,8 @@ class LatentAttention:
             q, compressed, batch.positions, self._cos_sin, self._latent_norm, self._eps, self._cache,
             batch.slots[self._group],
         )  # fmt: skip
+        if self._growth is not None:
+            self._scale_rows(self._flat_q(tokens), self._growth, batch.positions, self._flat_q(tokens))
         q_latent, attended = self._q_latent(tokens), self._attended(tokens)
         self._to_latent(q[..., : self._plain], q_latent)
         batch.attention[self._group].attend_latent(self._place, q_latent, q[..., self._plain :], attended)

@@ -1,4 +1,4 @@
-"""The gated MLP: down(silu(gate(x)) * up(x))."""
+"""The gated MLP: down(act(gate(x)) * up(x))."""
 
 import torch
 
@@ -6,8 +6,14 @@ from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, WeightSpec
 
 
-def mlp_weights(place: str, hidden: int, intermediate: int, ranks: Ranks, *, biases: bool = False) -> list[WeightSpec]:
-    """gate, up and down at ``place`` ("model.layers.0.mlp")."""
+def mlp_weights(
+    place: str, hidden: int, intermediate: int, ranks: Ranks, *, biases: bool = False, joined: bool = False
+) -> list[WeightSpec]:
+    """gate, up and down at ``place`` ("model.layers.0.mlp"). ``joined``: gate and up are one matrix; every rank has all
+    of such an MLP then, for a range of its rows would be a part of one of them alone."""
+    if joined:
+        gate_up = ranks.whole(f"{place}.gate_up_proj.weight", 2 * intermediate, hidden)
+        return [gate_up, ranks.whole(f"{place}.down_proj.weight", hidden, intermediate)]
     specs = []
     for name, rows, columns, write in (
         ("gate", intermediate, hidden, ranks.rows),
@@ -26,9 +32,12 @@ class GatedMlp:
 
     def __init__(self, parts: ModelParts, place: str, intermediate: int, *, memory: str = "") -> None:
         workspace = parts.workspace
-        self._gate_up = parts.stacked([f"{place}.gate_proj", f"{place}.up_proj"]).forward
-        self._down = parts.linear(f"{place}.down_proj", "columns")
-        self._activate = parts.kernels.silu_and_mul()
+        joined = parts.config.joined_gate_up
+        gate_up = ["gate_up_proj"] if joined else ["gate_proj", "up_proj"]
+        self._gate_up = parts.stacked([f"{place}.{name}" for name in gate_up]).forward
+        self._down = parts.linear(f"{place}.down_proj", "replicated" if joined else "columns")
+        silu = parts.config.activation == "silu"
+        self._activate = parts.kernels.silu_and_mul() if silu else parts.kernels.gelu_tanh_and_mul()
         self._both = workspace.stacked(f"{memory}gate_up", ((intermediate,), (intermediate,)))
         self._activated = workspace.rows(f"{memory}activated", intermediate)
 

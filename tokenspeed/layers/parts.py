@@ -11,7 +11,7 @@ from tokenspeed.layers.rotary import rotary_table
 from tokenspeed.layers.shard import Shard, ShardKind
 from tokenspeed.layers.weights import LoadedWeights
 from tokenspeed.layers.workspace import Workspace
-from tokenspeed.recipes.model_config import ModelConfig, RopeConfig
+from tokenspeed.recipes.model_config import LatentConfig, ModelConfig, RopeConfig
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,15 @@ class ModelParts:
             )
         return self._tables[key]
 
+    def growth(self, latent: LatentConfig) -> torch.Tensor:
+        """float32 [positions]: what the queries of ``latent`` are multiplied by, made once."""
+        key = ("growth", latent.growth_length)
+        if key not in self._tables:
+            turns = torch.floor(torch.arange(self.max_positions, dtype=torch.float32) / latent.growth_length)
+            self._tables[key] = 1 + latent.growth * torch.log(1 + turns)
+        return self._tables[key]
+
     @property
     def table_bytes(self) -> int:
-        """Bytes of all rotary tables made so far."""
+        """Bytes of all tables made so far."""
         return sum(table.nbytes for table in self._tables.values())

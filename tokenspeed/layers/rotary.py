@@ -24,7 +24,7 @@ def rotary_table(
     Raises ValueError for an unknown kind. Angles are products in float32, as the reference implementations have them.
     """
     scaling = scaling_of(rope)
-    frequencies = rotary_frequencies(rope.theta, int(head_dim * rope.share), scaling)
+    frequencies = rotary_frequencies(rope.theta, rope.rotated(head_dim), scaling)
     if factors is not None:
         frequencies = frequencies / factors
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)

@@ -36,6 +36,8 @@ class WeightSpec:
         is_float: small numbers of any shape that the model wants as float32; vectors always are.
         row_order: how the rows that a rank holds are put into order; it must not cross a shard's border.
         offset: is added to every number of a float: some norms are stored as what they have beyond 1.
+        transposed: of a matrix that is ``stored`` as [experts, columns, rows of one]: each expert's is turned, and put
+            into ``row_order``, on its own.
     """
 
     name: str
@@ -47,6 +49,7 @@ class WeightSpec:
     is_float: bool = False
     row_order: RowOrder | None = None
     offset: float = 0.0
+    transposed: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 2) or min(self.shape) < 1:
@@ -57,6 +60,11 @@ class WeightSpec:
             raise ValueError(f"weight {self.name}: {self.shape[0]} rows are not {len(self.parts)} equal parts")
         if self.stored and math.prod(self.stored) != math.prod(self.shape):
             raise ValueError(f"weight {self.name}: {self.stored} and {self.shape} hold different numbers of elements")
+        if self.transposed and (len(self.stored) != 3 or self.stored[1] != self.shape[-1]):
+            raise ValueError(
+                f"weight {self.name}: stored as {self.stored} it is no transpose of {self.shape}; that is [experts, "
+                "columns, rows of one]"
+            )
 
     @property
     def is_matrix(self) -> bool:
@@ -139,6 +147,30 @@ def paired_rotary_rows(heads: int, plain: int, rotary: int) -> RowOrder:
 
     if heads < 1:
         raise ValueError(f"{heads} heads have no rows to put into order")
+    return order
+
+
+def leading_pairs(head_dim: int, rotary: int) -> RowOrder:
+    """The order of heads of ``head_dim`` rows whose first ``rotary`` rotate, of which the checkpoint has those that
+    rotate together side by side, and kernels want them half a rotary part apart."""
+    within = torch.cat([torch.arange(rotary).view(rotary // 2, 2).transpose(0, 1).reshape(rotary),
+                        torch.arange(rotary, head_dim)])  # fmt: skip
+
+    def order(rows: int) -> torch.Tensor:
+        return (torch.arange(rows // head_dim).unsqueeze(1) * head_dim + within).reshape(rows)
+
+    return order
+
+
+def gate_before_up(intermediate: int) -> RowOrder:
+    """The order of experts' rows, of which the checkpoint has those of gate and up in turn: all of an expert's gate,
+    then all of its up."""
+    within = torch.arange(2 * intermediate).view(intermediate, 2).transpose(0, 1).reshape(2 * intermediate)
+
+    def order(rows: int) -> torch.Tensor:
+        held = rows // (2 * intermediate)
+        return (torch.arange(held).unsqueeze(1) * 2 * intermediate + within).reshape(rows)
+
     return order
 
 

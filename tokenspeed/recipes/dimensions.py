@@ -85,7 +85,8 @@ class Dimensions(Strict):
     """A decoder's dimensions.
 
     ``intermediate`` is that of the dense layers (0: there are none), ``quantisation_block`` the columns that share a
-    scale: a rank's part of a quantised matrix must hold whole ones.
+    scale: a rank's part of a quantised matrix must hold whole ones. ``by_position``: numbers that each position has in
+    tables (cosines and sines, of every rotary embedding); 0: as many as one embedding of a whole head has.
     """
 
     layers: Positive
@@ -103,6 +104,12 @@ class Dimensions(Strict):
     experts: Experts | None = None
     vision: Vision | None = None
     quantisation_block: Positive = 1
+    by_position: Count = 0
+
+    @property
+    def table_columns(self) -> int:
+        """Numbers that a position has in tables."""
+        return self.by_position or (self.head_dim if self.latent is None else self.latent.rotary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +148,15 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         latent=_latent(config),
         experts=_experts(config),
         quantisation_block=1 if config.quantization is None else config.quantization.block_columns,
+        by_position=_by_position(config),
     )
+
+
+def _by_position(config: ModelConfig) -> int:
+    if config.latent is not None:
+        return config.latent.rotary + int(config.latent.growth > 0)
+    kinds = {repr(config.rope_of(layer)): config.rope_of(layer) for layer in range(config.num_layers)}
+    return sum(rope.rotated(config.head_dim) for rope in kinds.values())
 
 
 def _latent(config: ModelConfig) -> LatentAttention | None:

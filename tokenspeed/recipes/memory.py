@@ -91,11 +91,10 @@ def weights_term(total: int, model: Dimensions | None, parallel: Parallel, store
 
 
 def cpu_workspace_term(model: Dimensions, *, chunk: int, max_seqs: int, positions: int) -> Term:
-    """The buffers of a forward on the CPU, float32, and the table of rotary embeddings."""
+    """The buffers of a forward on the CPU, float32, and the tables of rotary embeddings."""
     tokens, rows = chunk + max_seqs, max(max_seqs, LEAST_LOGIT_ROWS)
     values = tokens * (3 * model.hidden + _attention_values(model) + _feed_forward_values(model))
-    rotated = model.head_dim if model.latent is None else model.latent.rotary
-    values += rows * (model.hidden + model.vocab) + positions * rotated + model.hidden
+    values += rows * (model.hidden + model.vocab) + positions * model.table_columns + model.hidden
     detail = f"{tokens} tokens a step, {rows} rows of logits"
     return Term(name="workspace", bytes=4 * values, certainty="counted", detail=detail)
 

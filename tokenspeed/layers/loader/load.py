@@ -11,6 +11,7 @@ from tokenspeed.layers.loader.random_source import RandomSource
 from tokenspeed.layers.loader.row_stack import RowStack
 from tokenspeed.layers.loader.safetensors_source import SafetensorsSource
 from tokenspeed.layers.loader.source import WeightSource
+from tokenspeed.layers.loader.transposed import turned
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec, unpermuted_rows
 from tokenspeed.recipes.model_config import CheckpointError, ModelConfig
 from tokenspeed.recipes.resolved import ModelSource
@@ -69,6 +70,8 @@ def _check_shapes(source: WeightSource, spec: WeightSpec) -> None:
 def _matrix(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) -> QuantizedTensor:
     weight = source.converted(spec)
     if weight is None:
+        if spec.transposed and source.names() is not None:
+            return turned(source, spec)
         weight = source.matrix(spec)
         if order is not None:
             weight = weight.select_rows(order)

@@ -1,6 +1,7 @@
 """Rotary embeddings as checkpoints describe them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tokenspeed.recipes.checkpoint_error import CheckpointError
@@ -28,25 +29,26 @@ OPTIONAL: dict[str, dict[str, float]] = {
 """Those that it may have, with what stands for "not given"."""
 
 
-def read_rope(fields: Fields, *, share: float = 1.0) -> RopeConfig:
+def read_rope(fields: Fields, *, share: float = 1.0, theta: float = 10000.0, paired: bool = False) -> RopeConfig:
     """Reads rope_parameters (transformers 5) or rope_theta with rope_scaling (before).
 
-    ``share``: what partial_rotary_factor is where the checkpoint does not say.
+    ``share`` and ``theta``: what partial_rotary_factor and rope_theta are where the checkpoint does not say.
+    ``paired``: see RopeConfig.
     """
     values = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     if not isinstance(values, Mapping):
         raise CheckpointError(f"{fields.where}: rope_parameters should be an object, it is {values!r}")
-    return rope_of(fields, values, share=share)
+    return replace(rope_of(fields, values, share=share, theta=theta), paired=paired)
 
 
-def rope_of(fields: Fields, values: Mapping[str, Any], *, share: float = 1.0) -> RopeConfig:
+def rope_of(fields: Fields, values: Mapping[str, Any], *, share: float = 1.0, theta: float = 10000.0) -> RopeConfig:
     """The rotary embedding that ``values``, one object of rotary parameters in ``fields``, describes."""
     rope = Fields(f"{fields.where}: rope_parameters", values)
     kind = str(values.get("rope_type") or values.get("type") or "default")
     share = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", share))
     if not 0 < share <= 1:
         raise CheckpointError(f"{fields.where}: partial_rotary_factor is {share}, it should be above 0 and at most 1")
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    theta = rope.number("rope_theta", fields.number("rope_theta", theta))
     if kind == "yarn" and values.get("original_max_position_embeddings") is None:
         given = fields.integer("max_position_embeddings")
         rope = Fields(rope.where, {**values, "original_max_position_embeddings": given})

@@ -6,31 +6,45 @@ from typing import Literal
 from tokenspeed.recipes.quantization import Quantization
 
 Scoring = Literal["softmax", "sigmoid"]
+GatedKind = Literal["silu", "gelu_tanh"]
+"""What the gate of a dense MLP goes through."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
     """Rotary embedding. ``kind`` "default", "linear", "llama3" ...; ``parameters`` are that kind's own.
 
-    ``share``: the part of a head that is rotated, its first elements.
+    ``share``: the part of a head that is rotated, its first elements. ``paired``: the checkpoint has elements that
+    rotate together side by side, not half a rotary part apart.
     """
 
     theta: float = 10000.0
     kind: str = "default"
     parameters: dict[str, float] = field(default_factory=dict)
     share: float = 1.0
+    paired: bool = False
+
+    def rotated(self, head_dim: int) -> int:
+        """Elements of a head of ``head_dim`` that are rotated."""
+        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): ranks of the compressed query (0: queries are not
-    compressed) and of the latent, and the elements of a head: rotated, plain, and of its value."""
+    compressed) and of the latent, and the elements of a head: rotated, plain, and of its value.
+
+    ``growth``: a query at position p is multiplied by 1 + growth * log(1 + floor(p / ``growth_length``)) (Mistral 4);
+    0: it is not.
+    """
 
     query_rank: int
     latent: int
     rotary: int
     plain: int
     value: int
+    growth: float = 0.0
+    growth_length: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +59,7 @@ class ExpertsConfig:
         shared_gate: whether the shared expert's result is gated by a sigmoid of its own.
         scoring, corrected, groups, top_groups, renormalise, scale: see Routing of tokenspeed_kernel.ops.moe.
         biases: whether router and experts have biases.
+        swiglu_alpha, swiglu_limit: of the experts' activation clamped_swiglu; 0.0: it is silu.
     """
 
     layers: tuple[int, ...]
@@ -60,6 +75,8 @@ class ExpertsConfig:
     renormalise: bool = True
     scale: float = 1.0
     biases: bool = False
+    swiglu_alpha: float = 0.0
+    swiglu_limit: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +96,14 @@ class ModelConfig:
         q_and_k_permuted: GGUF stores the q and k rows of llama models permuted for interleaved rotary.
         sliding_window: positions that a token sees in the layers ``sliding_layers``, its own the last of them; else 0.
         sliding_layers: indices of the layers with that window; all others see the whole sequence.
+        sliding_rope: of the layers with the window, where it is not ``rope``.
+        sinks: whether each query head has a sink, one more score in its softmax that has no value.
+        whole_norms: with ``qk_norm``: each norm is over all heads together, not over one.
+        norm_offset: what is added to the weights of all norms.
+        attention_scale: of the scores; 0.0: 1 / sqrt(head_dim).
+        soft_cap, logit_soft_cap: what scores and logits are capped at, x becoming c * tanh(x / c); 0.0: they are not.
+        embedding_scale: what embeddings are multiplied by, rounded to the type that they are stored in.
+        activation: of the dense MLPs; ``joined_gate_up``: whether the checkpoint has their gate and up as one matrix.
         latent, experts: of models that have them.
         ignored_weights: regular expressions for tensors of the checkpoint that are left out knowingly: a vision
             encoder, layers that draft tokens.
@@ -107,9 +132,23 @@ class ModelConfig:
     q_and_k_permuted: bool = False
     sliding_window: int = 0
     sliding_layers: tuple[int, ...] = ()
+    sliding_rope: RopeConfig | None = None
+    sinks: bool = False
+    whole_norms: bool = False
+    norm_offset: float = 0.0
+    attention_scale: float = 0.0
+    soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    embedding_scale: float = 1.0
+    activation: GatedKind = "silu"
+    joined_gate_up: bool = False
     latent: LatentConfig | None = None
     experts: ExpertsConfig | None = None
     ignored_weights: tuple[str, ...] = ()
+
+    def rope_of(self, layer: int) -> RopeConfig:
+        """The rotary embedding of a layer."""
+        return self.sliding_rope if self.sliding_rope and layer in self.sliding_layers else self.rope
 
     @property
     def dense_layers(self) -> tuple[int, ...]:
