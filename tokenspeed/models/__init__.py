@@ -17,7 +17,24 @@ from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec
 from tokenspeed.recipes.model_config import CheckpointError, ModelConfig
 
-MODELS = ("deepseek_v3", "kimi_k25", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+MODELS = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "gemma3",
+    "glm4",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt_oss",
+    "kimi_k25",
+    "llama",
+    "minimax_m2",
+    "mistral",
+    "mistral4",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
 """Architectures; each is a file of this folder."""
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tokenspeed.recipes.model_config.families import dense, latent, mixture
+from tokenspeed.recipes.model_config.families import dense, gemma, glm, gpt_oss, latent, mixtral, mixture
 from tokenspeed.recipes.model_config.fields import Fields
 from tokenspeed.recipes.model_config.huggingface import Generation
 from tokenspeed.recipes.model_config.types import ModelConfig
@@ -16,6 +16,16 @@ FAMILIES: dict[str, tuple[str, Reader]] = {
     "Qwen3ForCausalLM": ("qwen3", dense.qwen3),
     "Qwen3MoeForCausalLM": ("qwen3_moe", mixture.qwen3_moe),
     "DeepseekV3ForCausalLM": ("deepseek_v3", latent.deepseek_v3),
+    "GptOssForCausalLM": ("gpt_oss", gpt_oss.gpt_oss),
+    "Glm4ForCausalLM": ("glm4", glm.glm4),
+    "Glm4MoeForCausalLM": ("glm4_moe", glm.glm4_moe),
+    "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", latent.glm4_moe_lite),
+    "MiniMaxM2ForCausalLM": ("minimax_m2", mixtral.minimax_m2),
+    "MixtralForCausalLM": ("mixtral", mixtral.mixtral),
+    "Gemma3ForCausalLM": ("gemma3", gemma.gemma3),
+    "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_with_vision),
+    "DeepseekV2ForCausalLM": ("deepseek_v2", latent.deepseek_v2),
+    "Mistral4ForCausalLM": ("mistral4", latent.mistral4),
     "Kimi_K25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
     "KimiK25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
 }
