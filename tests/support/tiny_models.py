@@ -54,6 +54,25 @@ _DEEPSEEK = {
     "routed_scaling_factor": 2.5,
 }
 
+_MISTRAL4 = {
+    **_DEEPSEEK,
+    "head_dim": 24,  # here it is the whole head
+    "n_group": 1,
+    "topk_group": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+        "partial_rotary_factor": 8 / 24,
+    },
+}
+
 TINY: dict[str, tuple[str, str, dict[str, object]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
@@ -61,6 +80,37 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**_EXPERTS, "num_experts": 6, "norm_topk_prob": True}),
     "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", _DEEPSEEK),
+    "deepseek_v2": (
+        "DeepseekV2Config",
+        "DeepseekV2ForCausalLM",
+        {**_DEEPSEEK, "topk_method": "group_limited_greedy", "rms_norm_eps": 1e-5},
+    ),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM", {**_DEEPSEEK, "n_group": 1, "topk_group": 1}),
+    "mistral4": ("Mistral4Config", "Mistral4ForCausalLM", _MISTRAL4),
+    "glm4": ("Glm4Config", "Glm4ForCausalLM", {"pad_token_id": 0}),
+    "glm4_moe": (
+        "Glm4MoeConfig",
+        "Glm4MoeForCausalLM",
+        {**_EXPERTS, "num_hidden_layers": 3, "n_routed_experts": 8, "n_shared_experts": 1, "use_qk_norm": True},
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 12,
+            "swiglu_limit": 1.5,
+            "pad_token_id": 0,
+        },
+    ),
+    "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {"num_hidden_layers": 3, "sliding_window": 12, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24},
+    ),
 }
 """Of each architecture: the classes of transformers' configuration and model, and what differs from the base."""
 
@@ -84,6 +134,8 @@ def transformers_model(family: str, **changes: object) -> torch.nn.Module:
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             if "norm" in name or name.endswith("bias"):
                 value.add_(torch.randn_like(value) * 0.1)
+            elif name.endswith("sinks"):
+                value.copy_(torch.randn_like(value) * 2.0)
             elif "experts" in name or name.endswith(("gate.weight", "router.weight")):
                 value.copy_(torch.randn_like(value) * value.shape[-1] ** -0.5)
     return model.eval()

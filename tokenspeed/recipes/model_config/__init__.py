@@ -76,10 +76,10 @@ def _reader(fields: Fields) -> Reader:
     for name in names:
         if name in FAMILIES:
             return FAMILIES[name][1]
-    model_type = fields.values.get("model_type")
+    model_type = str(fields.values.get("model_type"))
     if not names:
         for architecture, reader in FAMILIES.values():
-            if architecture == model_type:
+            if architecture in (model_type, model_type.removesuffix("_text")):
                 return reader
     asked = ", ".join(map(str, names)) or repr(model_type)
     near = get_close_matches(str(names[0] if names else model_type), [*FAMILIES, *ARCHITECTURES.values()], 3, 0.6)

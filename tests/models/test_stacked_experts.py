@@ -1,0 +1,72 @@
+"""Experts that lie in one tensor: turned, gate before up, shared by ranks; and rotary pairs that lie side by side."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import save, transformers_model
+
+from tokenspeed.layers.loader import load_weights, open_source
+from tokenspeed.layers.shard import Shard
+from tokenspeed.layers.weights import LoadedWeights, WeightSpec, leading_pairs
+from tokenspeed.models import architecture
+from tokenspeed.recipes.model_config import CheckpointError, read_model_config
+from tokenspeed.recipes.resolved import ModelSource
+
+EXPERTS = "model.layers.1.mlp.experts"
+
+
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, torch.nn.Module]:
+    model = transformers_model("gpt_oss").to(request.param)
+    return save(model, tmp_path_factory.mktemp("gpt_oss")), model
+
+
+def load(folder: Path, rank: int = 0, world: int = 1) -> LoadedWeights:
+    source = ModelSource(kind="folder", path=str(folder))
+    config = read_model_config(source)
+    specs = architecture(config.architecture).weights(config, rank=rank, world=world)
+    return load_weights(
+        open_source(source, config), specs, q_and_k_permuted=False, ignored=(), report=lambda done, total, name: None
+    )
+
+
+def test_experts_are_turned_and_gate_comes_before_up(checkpoint: tuple[Path, torch.nn.Module]) -> None:
+    folder, model = checkpoint
+    theirs, ours = model.state_dict(), load(folder)
+    for expert in range(6):
+        mixed, bias = theirs[f"{EXPERTS}.gate_up_proj"][expert].T, theirs[f"{EXPERTS}.gate_up_proj_bias"][expert]
+        held = ours.matrices[f"{EXPERTS}.gate_up_proj"]
+        assert held.format == str(mixed.dtype).removeprefix("torch.")
+        rows = held.rows(expert * 192, (expert + 1) * 192).plane
+        assert torch.equal(rows, torch.cat([mixed[::2], mixed[1::2]]))
+        found = ours.vectors[f"{EXPERTS}.gate_up_proj_bias"][expert * 192 : (expert + 1) * 192]
+        assert torch.equal(found, torch.cat([bias[::2], bias[1::2]]).float())
+        down = ours.matrices[f"{EXPERTS}.down_proj"].rows(expert * 64, (expert + 1) * 64).plane
+        assert torch.equal(down, theirs[f"{EXPERTS}.down_proj"][expert].T)
+
+
+def test_ranks_share_whole_experts(checkpoint: tuple[Path, torch.nn.Module]) -> None:
+    folder, _ = checkpoint
+    whole, ranks = load(folder), [load(folder, rank, 2) for rank in range(2)]
+    for part in ("gate_up_proj", "down_proj"):
+        name = f"{EXPERTS}.{part}"
+        halves = [rank.matrices[name].plane for rank in ranks]
+        assert torch.equal(torch.cat(halves), whole.matrices[name].plane)
+        biases = [rank.vectors[f"{name}_bias"] for rank in ranks]
+        assert torch.equal(torch.cat(biases), whole.vectors[f"{name}_bias"])
+    with pytest.raises(CheckpointError, match=r"6 experts of .*gate_up_proj cannot be divided among 4 ranks"):
+        load(folder, 0, 4)
+
+
+def test_a_transpose_that_is_none_is_refused() -> None:
+    shard = Shard(kind="rows", rank=0, world=1)
+    with pytest.raises(ValueError, match=r"stored as \(2, 3, 4\) it is no transpose of \(6, 4\)"):
+        WeightSpec(name="w", shape=(6, 4), stored=(2, 3, 4), shard=shard, transposed=True)
+
+
+def test_pairs_that_lie_side_by_side_at_the_head_of_each_head() -> None:
+    order = leading_pairs(6, 4)
+    assert order(12).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
