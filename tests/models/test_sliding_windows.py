@@ -16,21 +16,19 @@ WINDOW = 24
 """Not a multiple of the granularity, 16, so that a window begins within a block."""
 
 NEW_TOKENS = 66
+ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 KINDS = {
-    "alternating": ["sliding_attention", "full_attention", "sliding_attention"],
-    "only-windows": ["sliding_attention"] * 3,
+    "alternating": ("qwen3", {"layer_types": ALTERNATING, "use_sliding_window": True}),
+    "only-windows": ("qwen3", {"layer_types": ["sliding_attention"] * 3, "use_sliding_window": True}),
+    "sinks": ("gpt_oss", {"layer_types": ALTERNATING}),
 }
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=list(KINDS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
+    family, changes = KINDS[request.param]
     model = transformers_model(
-        "qwen3",
-        num_hidden_layers=3,
-        use_sliding_window=True,
-        sliding_window=WINDOW,
-        layer_types=KINDS[request.param],
-        attn_implementation="eager",
+        family, num_hidden_layers=3, sliding_window=WINDOW, attn_implementation="eager", **changes
     )
     return model, save(model, tmp_path_factory.mktemp(request.param))
 
