@@ -37,6 +37,11 @@ def scaling_of(rope: RopeConfig) -> RotaryScaling:
     match rope.kind:
         case "default":
             return None
+        case "dynamic":
+            # It begins beyond the context that the model was made for, which no sequence here passes. What it does
+            # there changes with the length of the sequence, and cached keys do not: a table for the longest length would
+            # be wrong for all shorter ones, and one that grows for every key cached before.
+            return None
         case "linear":
             return LinearScaling(values["factor"])
         case "llama3":
@@ -57,7 +62,7 @@ def scaling_of(rope: RopeConfig) -> RotaryScaling:
                 mscale=values["mscale"],
                 mscale_all_dim=values["mscale_all_dim"],
             )
-    raise ValueError(f"rotary scaling {rope.kind!r} is unknown; it is default, linear, llama3 or yarn")
+    raise ValueError(f"rotary scaling {rope.kind!r} is unknown; it is default, dynamic, linear, llama3 or yarn")
 
 
 def score_factor(rope: RopeConfig) -> float:

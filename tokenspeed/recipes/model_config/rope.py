@@ -11,6 +11,7 @@ from tokenspeed.recipes.model_config.types import RopeConfig
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
+    "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
@@ -45,6 +46,10 @@ def rope_of(fields: Fields, values: Mapping[str, Any], *, share: float = 1.0, th
     """The rotary embedding that ``values``, one object of rotary parameters in ``fields``, describes."""
     rope = Fields(f"{fields.where}: rope_parameters", values)
     kind = str(values.get("rope_type") or values.get("type") or "default")
+    if kind == "mrope":
+        kind = (
+            "default"  # multimodal sections: the axes of a text have one position, and the embedding is the plain one
+        )
     share = rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", share))
     if not 0 < share <= 1:
         raise CheckpointError(f"{fields.where}: partial_rotary_factor is {share}, it should be above 0 and at most 1")
