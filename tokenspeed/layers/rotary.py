@@ -39,8 +39,8 @@ def scaling_of(rope: RopeConfig) -> RotaryScaling:
             return None
         case "dynamic":
             # It begins beyond the context that the model was made for, which no sequence here passes. What it does
-            # there changes with the length of the sequence, and cached keys do not: a table for the longest length would
-            # be wrong for all shorter ones, and one that grows for every key cached before.
+            # there changes with the length of the sequence, and cached keys do not: a table for the longest length
+            # would be wrong for all shorter ones, and one that grows for every key cached before.
             return None
         case "linear":
             return LinearScaling(values["factor"])
