@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
 from tokenspeed_kernel.numerics.k_quants import random_blocks
+from tokenspeed_kernel.numerics.weights import random_weight
 from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
 from tokenspeed_kernel.signature import WEIGHT_FORMATS
 
-GGUF_TYPES = {name: gguf.GGMLQuantizationType[name.removeprefix("gguf_").upper()] for name in BLOCK_BYTES}
+GGUF_TYPES = {
+    name: gguf.GGMLQuantizationType[name.removeprefix("gguf_").upper()] for name in BLOCK_BYTES if name != "nvfp4"
+}
 K_FORMATS = [name for name in sorted(GGUF_TYPES) if name.endswith("_k")]
-HALVES = {"gguf_q2_k": (80, 82), "gguf_q3_k": (108,), "gguf_q6_k": (208,)}
+HALVES = {"gguf_q2_k": (80, 82), "gguf_q3_k": (108,), "gguf_q6_k": (208,), "gguf_mxfp4": ()}
 """The bytes at which a block's float16 numbers begin, where it is not 0 and 2."""
 FORMATS = sorted(WEIGHT_FORMATS)
 
@@ -23,6 +26,8 @@ def random_bytes(format_name, rows, blocks, seed=1):
     """Blocks of any bytes with finite float16 numbers, uint8 [rows, blocks * block bytes]."""
     generator = np.random.default_rng(seed)
     plane = generator.integers(0, 256, (rows, blocks, BLOCK_BYTES[format_name]), dtype=np.uint8)
+    if format_name == "gguf_mxfp4":
+        plane[..., 0] %= 250  # what follows is infinite; 255 is no number here, and in GGUF the next power of two
     for start in HALVES.get(format_name, (0, 2)):
         plane[..., start : start + 2] = generator.standard_normal((rows, blocks, 1)).astype(np.float16).view(np.uint8)
     return plane.reshape(rows, -1)
@@ -31,6 +36,8 @@ def random_bytes(format_name, rows, blocks, seed=1):
 def make_weight(format_name, rows, columns, seed=0):
     """Random values, quantised by the gguf package where it can write the format, else random bytes."""
     values = np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32)
+    if format_name == "nvfp4":
+        return random_weight("nvfp4", rows, columns, torch.Generator().manual_seed(seed)).weight
     if format_name not in GGUF_TYPES:
         dtype = getattr(torch, format_name)
         return QuantizedTensor.from_dense(torch.from_numpy(values).to(dtype), "a test")

@@ -9,7 +9,7 @@ import tokenspeed_kernel_cpu
 from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS
 from tokenspeed_kernel.quantized import QuantizedTensor
 
-# Where a block's scale and, if it has one, its minimum lie; and what the minimum is, in scales.
+# Where a block's float16 scale and, if it has one, its minimum lie; and what the minimum is, in scales.
 SCALES = {
     "gguf_q4_0": (0, None),
     "gguf_q4_1": (0, 2),
@@ -42,6 +42,13 @@ def _random_weight(name: str, rows: int, columns: int) -> QuantizedTensor:
         return QuantizedTensor.from_dense(torch.randn(shape).to(getattr(torch, name)), f"random {name}")
     count = columns // BLOCK_ELEMENTS[name]
     blocks = torch.randint(0, 256, (rows, count, BLOCK_BYTES[name]), dtype=torch.uint8)
+    if name == "gguf_mxfp4":
+        blocks[..., 0] = torch.randint(118, 124, (rows, count), dtype=torch.uint8)
+    if name == "nvfp4":
+        blocks[..., :4] = torch.tensor([0.002]).view(torch.uint8)
+        blocks[..., 4:8] = torch.randint(32, 80, (rows, count, 4), dtype=torch.uint8)
+    if name not in SCALES:
+        return QuantizedTensor(name, shape, {"blocks": blocks.view(rows, -1)}, f"random {name}")
     of_scale, of_minimum = SCALES[name]
     scales = torch.randn(rows, count, 1).mul(0.02 if BLOCK_ELEMENTS[name] == 32 else 0.001).half()
     blocks[..., of_scale : of_scale + 2] = scales.view(torch.uint8)

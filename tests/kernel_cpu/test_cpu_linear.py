@@ -12,9 +12,11 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 MakeWeight = Callable[[str, int, int], QuantizedTensor]
 
 DENSE = ("float32", "bfloat16", "float16")
-BLOCKED = ("gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0")
+BLOCKED = ("gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0", "gguf_mxfp4", "nvfp4")
+COLUMNS = {"nvfp4": 64}
 GROUPED = ("gguf_q2_k", "gguf_q3_k", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
-CASES = [(f, n, k) for f in DENSE + BLOCKED for n, k in ((1, 32), (37, 96), (192, 576))]
+CASES = [(f, n, k) for f in DENSE + BLOCKED for n, k in ((1, 32), (37, 96), (192, 576)) if k % COLUMNS.get(f, 1) == 0]
+CASES += [("nvfp4", n, k) for n, k in ((1, 64), (37, 192))]
 CASES += [(f, n, k) for f in GROUPED for n, k in ((1, 256), (39, 768))]
 CASES += [(f, n, k) for f in DENSE for n, k in ((5, 7), (33, 45), (3, 1))]
 
@@ -66,11 +68,11 @@ def test_not_a_number_stays_in_its_row(instruction_set: str, random_weight: Make
     assert out.isnan().all(dim=1).tolist() == [row == 4 for row in range(9)]
 
 
-@pytest.mark.parametrize("weight_format", ["gguf_q4_0", "gguf_q6_k"])
+@pytest.mark.parametrize("weight_format", ["gguf_q4_0", "gguf_q6_k", "gguf_mxfp4", "nvfp4"])
 def test_weight_views_and_unaligned_addresses(
     instruction_set: str, random_weight: MakeWeight, weight_format: str
 ) -> None:
-    columns = 64 if weight_format == "gguf_q4_0" else 256
+    columns = 256 if weight_format == "gguf_q6_k" else 64
     weight = random_weight(weight_format, 50, columns)
     shifted = torch.empty(weight.plane.numel() + 1, dtype=torch.uint8)[1:].view_as(weight.plane)
     shifted.copy_(weight.plane)
@@ -83,7 +85,7 @@ def test_weight_views_and_unaligned_addresses(
 
 @pytest.mark.parametrize("weight_format", DENSE + BLOCKED + GROUPED)
 def test_lookup_rounds_nothing(instruction_set: str, random_weight: MakeWeight, weight_format: str) -> None:
-    columns = 512 if weight_format in GROUPED else 96
+    columns = 512 if weight_format in (*GROUPED, "nvfp4") else 96
     weight = random_weight(weight_format, 29, columns)
     bound = bind_embedding(weight)
     assert bound.spec.name == "cpu_embedding_lookup"
@@ -100,3 +102,29 @@ def test_every_half_is_widened_exactly(instruction_set: str, dtype: torch.dtype)
     out = torch.empty(64, 1024)
     bind_embedding(QuantizedTensor.from_dense(halves, "all halves")).fn(torch.arange(64, dtype=torch.int32), out)
     torch.testing.assert_close(out, halves.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_every_power_of_two_and_every_four_bits_widen_as_they_are_dequantised(instruction_set: str) -> None:
+    blocks = torch.empty(256, 17, dtype=torch.uint8)
+    blocks[:, 0] = torch.arange(256, dtype=torch.uint8)
+    blocks[:, 1:] = torch.arange(16, dtype=torch.uint8) * 17
+    weight = QuantizedTensor("gguf_mxfp4", (256, 32), {"blocks": blocks}, "every scale")
+    out = torch.empty(256, 32)
+    bind_embedding(weight).fn(torch.arange(256, dtype=torch.int32), out)
+    torch.testing.assert_close(out, weight.dequantize(), rtol=0, atol=0, equal_nan=True)
+    powers = torch.exp2(torch.arange(255, dtype=torch.float64) - 127).unsqueeze(1)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
+    assert torch.equal(out[:255].double(), (powers * values.repeat(2)).float().double())
+    assert bool(out[255].isnan().all())
+
+
+def test_every_e4m3_scale_widens_as_it_is_dequantised(instruction_set: str) -> None:
+    blocks = torch.empty(64, 40, dtype=torch.uint8)
+    blocks[:, :4] = torch.tensor([3.0e-4]).view(torch.uint8)
+    blocks[:, 4:8] = torch.arange(256, dtype=torch.uint8).view(64, 4)
+    blocks[:, 8:] = torch.arange(16, dtype=torch.uint8).repeat(2) * 17
+    weight = QuantizedTensor("nvfp4", (64, 64), {"blocks": blocks}, "every scale")
+    out = torch.empty(64, 64)
+    bind_embedding(weight).fn(torch.arange(64, dtype=torch.int32), out)
+    torch.testing.assert_close(out, weight.dequantize(), rtol=0, atol=0, equal_nan=True)
+    assert out.isnan().nonzero()[:, 0].unique().tolist() == [31, 63]  # 0x7f and 0xff

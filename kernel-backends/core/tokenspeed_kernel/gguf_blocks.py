@@ -1,4 +1,5 @@
-"""GGUF's blocks, taken apart by hand: consecutive elements of a row share one block. Little-endian throughout.
+"""Blocks, GGUF's and one of our own, taken apart by hand: consecutive elements of a row share one block. Little-endian
+throughout.
 
 Blocks of 32 elements; byte j of the nibbles holds element j in its low half and element j + 16 in its high half,
 and a quant of five bits has its highest apart, that of element j at bit j % 8 of byte j / 8:
@@ -10,6 +11,7 @@ and a quant of five bits has its highest apart, that of element j at bit j % 8 o
 | gguf_q5_0 | 22 | float16 d; high bits [4]; 16 bytes of nibbles | d * (quant - 16) |
 | gguf_q5_1 | 24 | float16 d; float16 m; high bits [4]; 16 bytes of nibbles | d * quant + m |
 | gguf_q8_0 | 34 | float16 d; 32 int8 | d * int8 |
+| gguf_mxfp4 | 17 | e8m0 e; 16 bytes of nibbles | 2^(e - 127) * e2m1; NaN where e is 255 |
 
 Blocks of 256 elements (the K formats) hold groups of 16 or 32 elements, each with a small integer scale s and, where
 the format has one, a minimum m, both in units of the block's d and dmin:
@@ -25,6 +27,13 @@ the format has one, a minimum m, both in units of the block's d and dmin:
 Quants and high bits of 2 bits: byte l of each 32 holds, from the lowest bits on, elements l, l + 32, l + 64 and l + 96
 of 128. Quants of 4 bits: byte l of each 32 holds two of 64 elements, l and l + 32; in Q6_K, byte l of each 64 holds two
 of 128, l and l + 64. High bits of 1 bit: byte l holds those of the elements l, l + 32, and so on to l + 224.
+
+NVFP4 has a float32 scale for a whole matrix besides those of its groups. ``nvfp4``, blocks of 64 elements, holds it in
+each, so that rows can be taken apart and put together: 40 bytes, float32 g; 4 e4m3 s, one for 16 elements; nibbles
+[32], of which byte j of each 16 holds the elements j and j + 16 of 32. An element is g * s * e2m1, in float32: g * s is
+rounded, halved, and multiplied by twice the e2m1, an integer.
+
+A nibble that is an e2m1 stands for 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on for the same below 0.
 """
 
 import math
@@ -38,6 +47,8 @@ BLOCK_ELEMENTS: dict[str, int] = {
     "gguf_q5_0": 32,
     "gguf_q5_1": 32,
     "gguf_q8_0": 32,
+    "gguf_mxfp4": 32,
+    "nvfp4": 64,
     "gguf_q2_k": 256,
     "gguf_q3_k": 256,
     "gguf_q4_k": 256,
@@ -52,6 +63,8 @@ BLOCK_BYTES: dict[str, int] = {
     "gguf_q5_0": 22,
     "gguf_q5_1": 24,
     "gguf_q8_0": 34,
+    "gguf_mxfp4": 17,
+    "nvfp4": 40,
     "gguf_q2_k": 84,
     "gguf_q3_k": 110,
     "gguf_q4_k": 144,
@@ -59,6 +72,10 @@ BLOCK_BYTES: dict[str, int] = {
     "gguf_q6_k": 210,
 }
 """Format to the bytes of a block."""
+
+
+TWICE_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the value of each nibble that is an e2m1."""
 
 
 def split_last(tensor: torch.Tensor, *sizes: int) -> torch.Tensor:
@@ -136,12 +153,33 @@ def _q6_k(parts: torch.Tensor) -> torch.Tensor:
     return _grouped(quants.float() - 32.0, _halves(parts, 208) * scales)
 
 
+def half_of_e8m0(exponents: torch.Tensor) -> torch.Tensor:
+    """2^(e - 128) of uint8 e as float32, NaN where e is 255: half of what an e8m0 stands for."""
+    wide = exponents.to(torch.int32)
+    bits = torch.where(wide < 2, 0x00200000 << wide.clamp(max=1), (wide - 1) << 23)
+    return bits.masked_fill(wide == 255, 0x7FC00000).view(torch.float32)
+
+
+def _mxfp4(parts: torch.Tensor) -> torch.Tensor:
+    quants = torch.tensor(TWICE_E2M1, dtype=torch.float32)[_fields(parts[..., 1:], 4, 16).int()]
+    return half_of_e8m0(parts[..., :1]) * quants
+
+
+def _nvfp4(parts: torch.Tensor) -> torch.Tensor:
+    quants = torch.tensor(TWICE_E2M1, dtype=torch.float32)[_fields(parts[..., 8:], 4, 16).int()]
+    whole = parts[..., :4].contiguous().view(torch.float32)
+    scales = parts[..., 4:8].contiguous().view(torch.float8_e4m3fn).float()
+    return _grouped(quants, scales * whole * 0.5)
+
+
 _DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gguf_q4_0": lambda parts: _halves(parts, 0) * (_nibbles(parts, 2) - 8.0),
     "gguf_q4_1": lambda parts: _halves(parts, 0) * _nibbles(parts, 4) + _halves(parts, 2),
     "gguf_q5_0": lambda parts: _halves(parts, 0) * (_five_bits(parts, 2) - 16.0),
     "gguf_q5_1": lambda parts: _halves(parts, 0) * _five_bits(parts, 4) + _halves(parts, 2),
     "gguf_q8_0": lambda parts: _halves(parts, 0) * parts[..., 2:].contiguous().view(torch.int8).float(),
+    "gguf_mxfp4": _mxfp4,
+    "nvfp4": _nvfp4,
     "gguf_q2_k": _q2_k,
     "gguf_q3_k": _q3_k,
     "gguf_q4_k": _q4_k,

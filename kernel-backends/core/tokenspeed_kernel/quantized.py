@@ -21,13 +21,13 @@ class WeightError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A weight matrix [N, K] (N outputs, K inputs, row-major), dense or in GGUF blocks.
+    """A weight matrix [N, K] (N outputs, K inputs, row-major), dense or in blocks.
 
     Attributes:
         format: a key of signature.WEIGHT_FORMATS.
         shape: (N, K) in elements.
-        planes: dense formats: {"data": [N, K] of the dtype}; GGUF formats: {"blocks": uint8 [N, K / block elements *
-            block bytes]}, the bytes as they lie in the file (see gguf_blocks.py). Contiguous. They may be read-only:
+        planes: dense formats: {"data": [N, K] of the dtype}; blocked formats: {"blocks": uint8 [N, K / block elements *
+            block bytes]}, GGUF's as they lie in the file (see gguf_blocks.py). Contiguous. They may be read-only:
             nothing here writes them.
         source: where it came from (file and tensor name), for errors.
     """
@@ -73,7 +73,7 @@ class QuantizedTensor:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the format is one of GGUF's blocks."""
+        """Whether the format is one of blocks."""
         return self.format in BLOCK_BYTES
 
     @property

@@ -60,6 +60,8 @@ WEIGHTS = (
     "gguf_q5_0",
     "gguf_q5_1",
     "gguf_q8_0",
+    "gguf_mxfp4",
+    "nvfp4",
     "gguf_q2_k",
     "gguf_q3_k",
     "gguf_q4_k",

@@ -151,7 +151,7 @@ def head_linear_cases(signature: FormatSignature, generator: torch.Generator) ->
         ("no rows", 0, 2, 8, 32, 4),
         ("odd sizes", 2, 5, 7, 37, 3),
     ):
-        k = k if not format_name.startswith("gguf") else (k + 255) // 256 * 256
+        k = k if format_name not in BLOCK_ELEMENTS else (k + 255) // 256 * 256
         random = random_weight(format_name, heads * n, k, generator)
         yield _head_linear_case(name, torch.randn(rows, heads, k + spare, generator=generator), spare, random)
 

@@ -278,6 +278,8 @@ inline void with_format(WeightFormat format, const Work& work) {
         case WeightFormat::kQ6_K: return work.template run<GroupQuantised<BlockQ6_K>>();
         case WeightFormat::kQ5_0: return work.template run<Quantised<BlockQ5_0>>();
         case WeightFormat::kQ5_1: return work.template run<Quantised<BlockQ5_1>>();
+        case WeightFormat::kMxfp4: return work.template run<Quantised<BlockMxfp4>>();
+        case WeightFormat::kNvfp4: return work.template run<Nvfp4>();
     }
 }
 

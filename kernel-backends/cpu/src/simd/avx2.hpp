@@ -135,6 +135,15 @@ inline void nibbles_to_float(const uint8_t* p, int offset, Vec* w) {
     quants_to_float(_mm_sub_epi8(_mm_and_si128(bytes, mask), shift), w);
     quants_to_float(_mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(bytes, 4), mask), shift), w + 2);
 }
+// Twice the value of 32 e2m1 times a scale, scales[0] of the first 16 and scales[1] of the others.
+inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
+    const __m128i table = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    const __m128i mask = _mm_set1_epi8(15);
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)nibbles);
+    quants_to_float(_mm_shuffle_epi8(table, _mm_and_si128(bytes, mask)), w);
+    quants_to_float(_mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(bytes, 4), mask)), w + 2);
+    for (int v = 0; v < 4; ++v) w[v] = mul(w[v], set(scales[v / 2]));
+}
 struct BlockQ4_0 {
     static constexpr int kBytes = 18;
     static constexpr int kScales = 1;

@@ -114,6 +114,14 @@ inline void scaled_nibbles(const uint8_t* bytes, int shift, float scale, float o
     }
 }
 
+// Twice the value of 32 e2m1 times a scale, scales[0] of the first 16 and scales[1] of the others.
+inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
+    const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12);
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)nibbles));
+    w[0] = _mm512_permutexvar_ps(bytes, mul(table, set(scales[0])));
+    w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), mul(table, set(scales[1])));
+}
+
 // GGUF blocks: 32 weights into two vectors, in order. Every weight is rounded once: fma(quant, scale, minimum).
 struct BlockQ4_0 {
     static constexpr int kBytes = 18;

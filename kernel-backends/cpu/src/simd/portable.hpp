@@ -173,6 +173,14 @@ inline void nibbles_to_float(const uint8_t* p, Vec* w) {
         w[v + 2] = __builtin_convertvector(bytes >> 4, Vec);
     }
 }
+// Twice the value of 32 e2m1 times a scale, scales[0] of the first 16 and scales[1] of the others.
+inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
+    static const float table[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    for (int i = 0; i < 16; ++i) {
+        w[i / 8][i % 8] = table[nibbles[i] & 15] * scales[0];
+        w[2 + i / 8][i % 8] = table[nibbles[i] >> 4] * scales[1];
+    }
+}
 struct BlockQ4_0 {
     static constexpr int kBytes = 18;
     static constexpr int kScales = 1;
