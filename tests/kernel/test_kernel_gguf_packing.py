@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenspeed.recipes import quantization
+from tokenspeed.recipes.weight_scheme import BLOCKS
 from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, dequantize_blocks
 from tokenspeed_kernel.gguf_packing import PACKED_FORMATS, pack_blocks
+from tokenspeed_kernel.numerics.float4_blocks import FLOAT4_FORMATS
 
 
 def _random(
@@ -47,8 +48,8 @@ def test_a_view_is_filled_and_nothing_beside_it() -> None:
 
 
 def test_the_plan_knows_the_same_blocks() -> None:
-    assert {name: BLOCK_BYTES[name] for name in PACKED_FORMATS} == quantization.BLOCK_BYTES
-    assert {BLOCK_ELEMENTS[name] for name in PACKED_FORMATS} == {quantization.BLOCK_COLUMNS}
+    kernels = {name: (BLOCK_ELEMENTS[name], BLOCK_BYTES[name]) for name in (*PACKED_FORMATS, *FLOAT4_FORMATS)}
+    assert kernels == BLOCKS
 
 
 def test_what_does_not_fit_is_refused() -> None:

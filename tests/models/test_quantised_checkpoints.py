@@ -6,17 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 from model_checks import check_prompt
+from packed_checkpoints import awq, gptq, mxfp4
 from quantised_checkpoints import FORMATS, is_quantised, quantise_checkpoint
 from safetensors.torch import load_file, save_file
 from tiny_models import build, resolved, save, transformers_model
 
-from tokenspeed.layers.loader import conversion, load_weights, open_source
+from tokenspeed.layers.loader import conversion, load_weights, open_source, stored_elements
 from tokenspeed.layers.loader.source import MappedFile
+from tokenspeed.layers.loader.stored_elements import StoredMatrix
 from tokenspeed.layers.weights import LoadedWeights, joined
 from tokenspeed.models import architecture
 from tokenspeed.recipes.checkpoint_size import read_checkpoint
 from tokenspeed.recipes.model_config import CheckpointError, read_model_config
+from tokenspeed.recipes.quantization import read_quantization
 from tokenspeed.recipes.resolved import ModelSource
+from tokenspeed.recipes.weight_scheme import WeightScheme
+from tokenspeed_kernel.quantized import QuantizedTensor
 
 
 def load(folder: Path, rank: int = 0, world: int = 1) -> LoadedWeights:
@@ -39,8 +44,10 @@ def test_every_weight_has_the_value_that_is_stored(checkpoint: tuple[str, Path, 
     name, folder, values = checkpoint
     weights = load(folder)
     for weight_name, weight in weights.matrices.items():
-        assert weight.format == (FORMATS[name].resident if is_quantised(weight_name) else "float32")
-        assert torch.equal(weight.dequantize(), values[weight_name]), weight_name
+        found = FORMATS[name].once_loaded(weight.shape[1]) if is_quantised(weight_name) else ("float32", 0.0)
+        assert weight.format == found[0]
+        moved = (weight.dequantize() - values[weight_name]).abs()
+        assert bool((moved <= found[1] * values[weight_name].abs()).all()), weight_name
 
 
 def test_the_plan_counts_what_is_resident(checkpoint: tuple[str, Path, dict[str, torch.Tensor]]) -> None:
@@ -64,6 +71,11 @@ def test_the_plan_counts_vectors_as_they_are_held(tmp_path: Path) -> None:
         ("qwen3", "int4, zero points"),
         ("qwen3", "int8 W8A8"),
         ("llama", "fp8 of DeepSeek"),
+        ("qwen3", "AWQ, groups of 32"),
+        ("llama", "GPTQ, zero points"),
+        ("llama", "GPTQ, scattered columns"),
+        ("qwen3", "MXFP4"),
+        ("llama", "NVFP4 of modelopt"),
     ],
 )
 def test_logits_are_those_of_the_values(family: str, name: str, tmp_path: Path) -> None:
@@ -78,7 +90,18 @@ def test_logits_are_those_of_the_values(family: str, name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "name", ["int4, groups of 32", "int4, zero points of rows", "int8 in words, rows", "fp8, blocks"]
+    "name",
+    [
+        "int4, groups of 32",
+        "int4, zero points of rows",
+        "int8 in words, rows",
+        "fp8, blocks",
+        "AWQ, groups of 32",
+        "GPTQ, zero points",
+        "GPTQ, groups of 48",
+        "GPTQ, scattered columns",
+        "MXFP4",
+    ],
 )
 def test_ranks_convert_their_own_part(name: str, tmp_path: Path) -> None:
     folder = save(transformers_model("llama", intermediate_size=128), tmp_path)
@@ -97,7 +120,10 @@ def test_ranks_that_would_cut_a_block_are_refused(tmp_path: Path) -> None:
         load(folder, 0, 2)
 
 
-@pytest.mark.parametrize("name", ["int4, zero points", "int8 W8A8", "fp8, blocks"])
+@pytest.mark.parametrize(
+    "name",
+    ["int4, zero points", "int8 W8A8", "fp8, blocks", "AWQ, rows", "GPTQ, 8 bits", "GPTQ, scattered columns", "MXFP4"],
+)
 def test_a_large_matrix_is_converted_piece_by_piece(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(transformers_model("llama"), tmp_path)
     values = quantise_checkpoint(folder, FORMATS[name])
@@ -164,9 +190,54 @@ def test_a_scale_beyond_all_bounds_is_refused(name: str, value: float, tmp_path:
 
 def test_every_float8_is_widened_as_torch_does_it() -> None:
     values = torch.arange(256, dtype=torch.uint8).view(2, 128).view(torch.float8_e4m3fn)
-    torch.testing.assert_close(conversion.widened(values), values.float(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(stored_elements.widened(values), values.float(), rtol=0, atol=0, equal_nan=True)
     finite = values[:, :127]
-    assert torch.equal(conversion.widened(finite), finite.float())
+    assert torch.equal(stored_elements.widened(finite), finite.float())
+
+
+@pytest.mark.parametrize("name", ["AWQ", "GPTQ"])
+def test_a_minimum_moves_an_element_by_a_hundredth_of_a_step_at_most(name: str, tmp_path: Path) -> None:
+    """Scales of eleven bits: -zero point * scale is no float16, and becomes the nearest."""
+    quantise = {"AWQ": awq(64, scale_bits=11), "GPTQ": gptq(4, 64, sym=False, scale_bits=11)}[name]
+    weight = torch.randn(40, 192, generator=torch.Generator().manual_seed(5))
+    packed = quantise(weight)
+    config = FORMATS[f"{name}, groups of 32"].config | {"group_size": 64, "sym": False}
+    scheme = read_quantization("config.json", {"quantization_config": config}).scheme_of("a")
+    matrix = StoredMatrix(
+        scheme=scheme,
+        shape=(40, 192),
+        values=packed.parts["qweight"],
+        scale=packed.parts["scales"],
+        zero_point=packed.parts["qzeros"],
+        order=packed.parts.get("g_idx"),
+        whole=None,
+        where="a",
+    )
+    plane = torch.empty(40, 6 * 20, dtype=torch.uint8)
+    conversion.convert(matrix, (0, 40), (0, 192), plane)
+    loaded = QuantizedTensor("gguf_q4_1", (40, 192), {"blocks": plane}, "a").dequantize()
+    steps = packed.parts["scales"].T.float().repeat_interleave(64, dim=1)
+    moved = (loaded - packed.values).abs()
+    assert 0.0 < float((moved / steps).max()) < 0.01
+
+
+def test_rows_are_put_into_order_while_they_are_converted(tmp_path: Path) -> None:
+    weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(5))
+    packed, order = mxfp4(weight), torch.randperm(96, generator=torch.Generator().manual_seed(6))
+    matrix = StoredMatrix(
+        scheme=WeightScheme(kind="mxfp4", strategy="group", group=32),
+        shape=(96, 64),
+        values=packed.parts["weight_packed"],
+        scale=packed.parts["weight_scale"],
+        zero_point=None,
+        order=None,
+        whole=None,
+        where="a",
+    )
+    plane = torch.empty(96, 34, dtype=torch.uint8)
+    conversion.convert(matrix, (0, 96), (0, 64), plane, order)
+    loaded = QuantizedTensor("gguf_mxfp4", (96, 64), {"blocks": plane}, "a").dequantize()
+    assert torch.equal(loaded, packed.values[order])
 
 
 def resident_bytes(path: Path) -> int:

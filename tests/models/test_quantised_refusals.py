@@ -1,14 +1,15 @@
 """Quantised checkpoints whose parts do not fit, and methods that are not read: file, tensor, and what to do."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from quantised_checkpoints import FORMATS, Tensors, compressed, edit_config, packed_words, quantise_checkpoint
+from quantised_checkpoints import FORMATS, Tensors, compressed, edit_config, quantise_checkpoint
 from safetensors.torch import load_file, save_file
-from tiny_models import save, transformers_model
+from tiny_models import build, resolved, save, transformers_model
 
 from tokenspeed.recipes.checkpoint_size import read_checkpoint
 from tokenspeed.recipes.model_config import CheckpointError
@@ -43,15 +44,6 @@ def without(part: str) -> Callable[[Tensors], object]:
 
 def instead(part: str, tensor: torch.Tensor) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.update({UP + part: tensor})
-
-
-def a_hundred_columns(tensors: Tensors) -> None:
-    tensors[UP + "weight"] = torch.zeros(96, 100, dtype=torch.int8)
-
-
-def a_hundred_packed_columns(tensors: Tensors) -> None:
-    tensors[UP + "weight_packed"] = packed_words(torch.zeros(96, 100), 4)
-    tensors[UP + "weight_shape"] = torch.tensor([96, 100])
 
 
 CASES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
@@ -94,11 +86,48 @@ CASES: dict[str, tuple[str, Callable[[Tensors], object], str]] = {
         instead("weight_shape", torch.tensor([96, 96])),
         r"weight_packed of shape \[96, 8\] does not fit .*weight_shape, which says \[96, 96\] \(8 columns in a word\)",
     ),
-    "no whole blocks": ("int8 W8A8", a_hundred_columns, r"weight has 100 columns; q8_0 blocks take 32: use the unquan"),
-    "no whole blocks of words": (
-        "int4, rows",
-        a_hundred_packed_columns,
-        "weight_packed has 100 columns; q4_0 blocks take 32",
+    "no words": (
+        "AWQ, groups of 32",
+        instead("qweight", torch.zeros(64, 12)),
+        r"qweight is stored as F32 \[64, 12\], .*quantization_config says int4; take the config\.json",
+    ),
+    "no zero points of words": ("GPTQ, zero points", without("qzeros"), r"qweight has no .*up_proj\.qzeros beside it"),
+    "no scales of words": ("AWQ, groups of 32", without("scales"), r"qweight has no .*up_proj\.scales beside it"),
+    "no order": ("GPTQ, scattered columns", without("g_idx"), r"qweight has no .*up_proj\.g_idx beside it"),
+    "an order of other columns": (
+        "GPTQ, zero points",
+        instead("g_idx", torch.zeros(96, dtype=torch.int32)),
+        r"g_idx is I32 \[96\]; it has the group of each column and should be I32 \[64\]",
+    ),
+    "another group of words": (
+        "GPTQ, groups of 32",
+        instead("scales", torch.ones(1, 96, dtype=torch.float16)),
+        r"scales has shape \[1, 96\]; with the strategy group \(group_size 32\) .* 96 x 64 has \[2, 96\]: take",
+    ),
+    "zero points of other words": (
+        "AWQ, groups of 32",
+        instead("qzeros", torch.zeros(2, 8, dtype=torch.int32)),
+        r"qzeros is I32 \[2, 8\]; .* it should be I32 \[2, 12\]: the file is damaged",
+    ),
+    "no whole groups of floats": (
+        "MXFP4",
+        instead("weight_packed", torch.zeros(96, 24, dtype=torch.uint8)),
+        r"weight_packed has 48 columns; mxfp4 has groups of 32: the file is damaged",
+    ),
+    "scales of another kind": (
+        "NVFP4",
+        instead("weight_scale", torch.ones(96, 4)),
+        r"weight_scale is stored as F32; scales may be F8_E4M3: use",
+    ),
+    "no scale of the whole": (
+        "NVFP4",
+        without("weight_global_scale"),
+        r"weight_packed has no .*up_proj\.weight_global_scale beside it",
+    ),
+    "several scales of the whole": (
+        "NVFP4 of modelopt",
+        instead("weight_scale_2", torch.ones(2)),
+        r"weight_scale_2 is F32 \[2\]; it has the scale of the whole matrix and should be F32 \[1\]",
     ),
     "bytes where floats should be": (
         "fp8, rows",
@@ -159,18 +188,24 @@ def changed(config: dict[str, object], **weights: object) -> dict[str, object]:
 
 INT4 = ("pack-quantized", 4, "group")
 METHODS: list[tuple[dict[str, object], str]] = [
-    ({"quant_method": "awq"}, "quantised by awq are not supported .*; use a compressed-tensors int4 checkpoint"),
-    ({"quant_method": "gptq"}, "quantised by gptq .*; use a compressed-tensors int4 checkpoint"),
+    ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv', .* use a checkpoint of version 'gemm'"),
+    ({"quant_method": "awq", "bits": 3}, "bits is 3; AWQ checkpoints of 4 bits are read"),
+    ({"quant_method": "awq", "zero_point": False}, "zero_point is False; AWQ checkpoints with zero points are read"),
+    ({"quant_method": "awq", "group_size": 0}, "group_size is 0; it should be a number of columns, or -1"),
+    ({"quant_method": "gptq", "bits": 3}, "bits is 3; GPTQ checkpoints of 4 and 8 bits are read"),
+    ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported are 'gptq'"),
+    ({"quant_method": "gptq", "dynamic": {"+:.*down.*": {"bits": 8}}}, r"dynamic gives the modules '\+:.*down.*'"),
+    ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ' is not supported; supported are"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size is 32; NVFP4 has groups of 16"),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quantized_layers should be an object of layers"),
     ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes .*; use the unquantised checkpoint or a GGUF"),
-    ({"quant_method": "mxfp4"}, "quantised by mxfp4 .*; use a GGUF file"),
     ({"quant_method": "quark"}, "quantised by quark .*; use the unquantised checkpoint or a GGUF"),
     ({"bits": 4}, "quantised by an unnamed method"),
     ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight_block_size should be two sizes above 0"),
     ({"quant_method": "compressed-tensors"}, "config_groups should be an object of groups, it is None"),
-    (compressed("nvfp4-pack-quantized", 4, "group"), "group_0: .*'nvfp4-pack-quantized' .*; use a pack-q"),
+    (compressed("nvfp4-pack-quantized", 4, "group", group_size=32), "group_size 32; nvfp4 weights have 4 bits"),
     (compressed("marlin-24", 4, "group"), "'marlin-24' are not supported; use a .* without sparsity"),
-    (compressed(*INT4, group_size=48), "group_size is 48; it should be a multiple of 32"),
-    (compressed(*INT4), "group_size is None; it should be a multiple of 32"),
+    (compressed(*INT4), "group_size is None; it should be a number of columns"),
     (compressed("pack-quantized", 4, "tensor_group"), "strategy 'tensor_group' of int4 weights is not supported; supp"),
     (compressed("pack-quantized", 3, "channel"), "int weights of 3 bits in the format 'pack-quantized' are not supp"),
     (compressed(*INT4, group_size=32, actorder="group"), "actorder 'group' scatters the columns"),
@@ -193,4 +228,74 @@ def test_what_cannot_be_read_is_refused_by_name(
     (tmp_path / "config.json").write_bytes(tiny["config.json"])
     edit_config(tmp_path, {"quantization_config": config})
     with pytest.raises(CheckpointError, match=rf"config\.json: quantization_config.*{words}"):
+        read_checkpoint(ModelSource(kind="folder", path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (
+            "GPTQ, groups of 32",
+            instead("qzeros", torch.zeros(2, 12, dtype=torch.int32)),
+            "zero points other than 8, but sym",
+        ),
+        (
+            "GPTQ, zero points",
+            instead("g_idx", torch.arange(64, dtype=torch.int32) % 2),
+            "g_idx scatters the columns of a group, but desc_act .* is not true",
+        ),
+        (
+            "GPTQ, scattered columns",
+            instead("g_idx", torch.full((64,), 4, dtype=torch.int32)),
+            "g_idx names groups beyond the 4",
+        ),
+        ("MXFP4", instead("weight_scale", torch.full((96, 2), 255, dtype=torch.uint8)), "a scale that is not a number"),
+        ("NVFP4", instead("weight_global_scale", torch.zeros(1)), "a scale that is not finite"),
+        ("AWQ, rows", instead("scales", torch.full((1, 96), torch.inf).half()), "has a scale of inf, which is beyond"),
+    ],
+)
+def test_what_only_the_elements_tell(
+    name: str, change: Callable[[Tensors], object], words: str, tiny: dict[str, bytes], tmp_path: Path
+) -> None:
+    for file, data in tiny.items():
+        (tmp_path / file).write_bytes(data)
+    quantise_checkpoint(tmp_path, FORMATS[name])
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(
+        CheckpointError, match=rf"model\.safetensors: model\.layers\.0\.mlp\.up_proj\.weight: .*{words}"
+    ):
+        build(resolved(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "kind"),
+    [
+        ("GPTQ, groups of 32", "quantize_config.json", {"bits": 4, "group_size": 32, "sym": True}, "gptq"),
+        ("AWQ, groups of 32", "quant_config.json", {"w_bit": 4, "q_group_size": 32, "version": "GEMM"}, "awq"),
+        (
+            "NVFP4 of modelopt",
+            "hf_quant_config.json",
+            {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+            "modelopt",
+        ),
+    ],
+)
+def test_a_file_beside_the_configuration_may_say_it(
+    name: str, file: str, content: dict[str, object], kind: str, tiny: dict[str, bytes], tmp_path: Path
+) -> None:
+    for place, data in tiny.items():
+        (tmp_path / place).write_bytes(data)
+    quantise_checkpoint(tmp_path, FORMATS[name])
+    edit_config(tmp_path, {"quantization_config": None})
+    (tmp_path / file).write_text(json.dumps(content))
+    config, size = read_checkpoint(ModelSource(kind="folder", path=str(tmp_path)))
+    assert config.quantization is not None
+    assert config.quantization.method == kind
+    edit_config(tmp_path, {"quantization_config": FORMATS[name].config})
+    assert read_checkpoint(ModelSource(kind="folder", path=str(tmp_path)))[1] == size
+    edit_config(tmp_path, {"quantization_config": None})
+    (tmp_path / file).write_text("{")
+    with pytest.raises(CheckpointError, match=rf"{file}: cannot be read as JSON"):
         read_checkpoint(ModelSource(kind="folder", path=str(tmp_path)))

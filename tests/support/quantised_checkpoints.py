@@ -7,26 +7,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from packed_checkpoints import Packed, awq, gptq, mxfp4, nvfp4
 from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Quantised:
-    """One weight: the tensors it is stored as, by the last part of their names, and the values that they stand for."""
-
-    parts: Tensors
-    values: torch.Tensor
+Quantised = Packed
+"""One weight: the tensors it is stored as, by the last part of their names, and the values that they stand for."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format: quantization_config, what a weight is stored as, and the format that it has once loaded."""
+    """One format: quantization_config, what a weight is stored as, and the format that it has once loaded.
+
+    ``tolerance``: how far, of itself, a loaded element may lie from the value; ``odd``: format and tolerance where the
+    columns are no whole blocks of 64.
+    """
 
     config: dict[str, object]
     quantise: Callable[[torch.Tensor], Quantised]
     resident: str
+    tolerance: float = 0.0
+    odd: tuple[str, float] | None = None
+
+    def once_loaded(self, columns: int) -> tuple[str, float]:
+        """(format, tolerance) of a matrix with so many columns."""
+        return self.odd if self.odd and columns % 64 else (self.resident, self.tolerance)
 
 
 def packed_words(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -51,8 +58,10 @@ def _groups(weight: torch.Tensor, group: int) -> torch.Tensor:
     return weight.reshape(weight.shape[0], -1, group or weight.shape[1])
 
 
-def integers(bits: int, group: int, *, packed: bool, zero_points: bool = False) -> Callable[[torch.Tensor], Quantised]:
-    """Integers under scales; in words or as bytes."""
+def integers(
+    bits: int, group: int, *, packed: bool, zero_points: bool = False, rounded: bool = False
+) -> Callable[[torch.Tensor], Quantised]:
+    """Integers under scales; in words or as bytes. ``rounded``: the values are those in bfloat16."""
     half = 1 << (bits - 1)
 
     def quantise(weight: torch.Tensor) -> Quantised:
@@ -75,7 +84,7 @@ def integers(bits: int, group: int, *, packed: bool, zero_points: bool = False) 
             stored["weight"] = (quants - half).to(torch.int8)
         if zero_points:
             stored["weight_zero_point"] = packed_words(zero.T, bits).T.contiguous()
-        return Quantised(stored, values)
+        return Quantised(stored, values.to(torch.bfloat16).float() if rounded else values)
 
     return quantise
 
@@ -123,6 +132,28 @@ def _fp8(config: dict[str, object], block: tuple[int, int], scale_name: str = "w
     return Format(config, floats(block, scale_name), "bfloat16")
 
 
+def _gptq(resident: str, bits: int, group: int, **options: bool | int) -> Format:
+    config = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group,
+        "sym": options.get("sym", True),
+        "desc_act": options.get("desc_act", False),
+        "checkpoint_format": "gptq_v2" if options.get("version") == 2 else "gptq",
+    }
+    quantise = gptq(bits, group, **options, to_bfloat16=resident == "bfloat16")  # type: ignore[arg-type]
+    return Format(config, quantise, resident)
+
+
+def _awq(group: int) -> Format:
+    config = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
+    return Format(config, awq(group), "gguf_q4_1")
+
+
+def _nvfp4(config: dict[str, object], *, modelopt: bool) -> Format:
+    return Format(config, nvfp4(modelopt=modelopt), "nvfp4", tolerance=2.0**-22, odd=("bfloat16", 2.0**-8))
+
+
 FORMATS: dict[str, Format] = {
     "int4, groups of 32": _packed(4, 32),
     "int4, rows": _packed(4, 0),
@@ -142,6 +173,27 @@ FORMATS: dict[str, Format] = {
         (128, 128),
         "weight_scale_inv",
     ),
+    "int4, groups of 16": Format(
+        compressed("pack-quantized", 4, "group", group_size=16), integers(4, 16, packed=True, rounded=True), "bfloat16"
+    ),
+    "AWQ, groups of 32": _awq(32),
+    "AWQ, rows": _awq(-1),
+    "GPTQ, groups of 32": _gptq("gguf_q4_0", 4, 32),
+    "GPTQ, rows": _gptq("gguf_q4_0", 4, -1),
+    "GPTQ, groups of 48": _gptq("bfloat16", 4, 48),
+    "GPTQ, zero points": _gptq("gguf_q4_1", 4, 32, sym=False),
+    "GPTQ, zero points of version 2": _gptq("gguf_q4_1", 4, 32, sym=False, version=2),
+    "GPTQ, 8 bits": _gptq("gguf_q8_0", 8, 32),
+    "GPTQ, 8 bits, zero points": _gptq("bfloat16", 8, 32, sym=False),
+    "GPTQ, scattered columns": _gptq("bfloat16", 4, 16, sym=False, desc_act=True),
+    "MXFP4": Format(compressed("mxfp4-pack-quantized", 4, "group", type="float", group_size=32), mxfp4, "gguf_mxfp4"),
+    "NVFP4": _nvfp4(
+        compressed("nvfp4-pack-quantized", 4, "tensor_group", type="float", group_size=16), modelopt=False
+    ),
+    "NVFP4 of modelopt": _nvfp4(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}, modelopt=True
+    ),
+    "fp8 of modelopt": _fp8({"quant_method": "modelopt", "quant_algo": "FP8"}, (0, 0)),
     "fp8 without blocks": _fp8({"quant_method": "fp8", "weight_block_size": None}, (0, 0), "weight_scale_inv"),
 }  # fmt: skip
 

@@ -37,10 +37,4 @@ def _checkpoint_bytes(source: ModelSource, config: ModelConfig, converted: bool)
     weights = stored_weights(Path(source.path), config.quantization)
     if converted:
         return sum(weight.resident_bytes for name, weight in weights.items() if name not in unused)
-    return sum(
-        part.tensor.nbytes
-        for name, weight in weights.items()
-        if name not in unused
-        for part in (weight.values, weight.scale, weight.zero_point)
-        if part is not None
-    )
+    return sum(part.tensor.nbytes for name, weight in weights.items() if name not in unused for part in weight.parts)

@@ -2,156 +2,201 @@
 
 | stored as | becomes | an element |
 |---|---|---|
-| int4 under scales | gguf_q4_0 | unchanged |
-| int4 under scales with zero points | gguf_q4_1 | scale * quant + minimum: -zero point * scale, rounded as below |
-| int8 under scales | gguf_q8_0 | unchanged |
-| fp8 (e4m3) under scales | bfloat16 | element * scale in float32, rounded to bfloat16 |
+| integers of 4 bits under scales | gguf_q4_0 | unchanged |
+| the same with zero points (AWQ, GPTQ) | gguf_q4_1 | scale * quant + minimum: -zero point * scale, rounded as below |
+| integers of 8 bits under scales | gguf_q8_0 | unchanged |
+| MXFP4 | gguf_mxfp4 | unchanged |
+| NVFP4 | nvfp4 | unchanged, but for a float32 quotient where the scale of the whole matrix divides |
+| fp8 (e4m3) under scales | bfloat16 | element * scale in float32, rounded to bfloat16: by 2^-9 of itself at most |
+| integers whose groups or zero points no block holds | bfloat16 | the same |
 
 A block's scale and minimum are float16. Most scales are one already: a bfloat16 between 2^-17 and 65504 always is.
 Others become the nearest, which moves an element by 2^-11 of itself, or by 2^-25 a step of the integer where the scale
-lies below 2^-14: far less than the step it was quantised with. A scale that no float16 comes near (infinite, above
+lies below 2^-14: far less than the step it was quantised with. A minimum moves all elements of its group by 2^-11 of
+itself: up to a hundredth of a step at the largest zero point, 16. A scale that no float16 comes near (infinite, above
 65504, NaN) is refused.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 
+from tokenspeed.layers.loader.stored_elements import PER_WORD_ROWS, IntegerMatrix, StoredMatrix, nibbles, widened
 from tokenspeed.recipes.model_config import CheckpointError
-from tokenspeed.recipes.quantization import BLOCK_COLUMNS, WeightScheme
+from tokenspeed.recipes.weight_scheme import BLOCKS
+from tokenspeed_kernel.float4_packing import pack_mxfp4, pack_nvfp4
+from tokenspeed_kernel.gguf_blocks import TWICE_E2M1
 from tokenspeed_kernel.gguf_packing import pack_blocks
 
 PIECE_ELEMENTS = 1 << 20
 """Elements converted at a time: what a conversion takes beside source and result is some bytes for each."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class StoredMatrix:
-    """The tensors of one quantised matrix [rows, columns].
-
-    Attributes:
-        values: int32 [rows, words], int8 or float8_e4m3fn [rows, columns].
-        scale, zero_point: as the checkpoint has them.
-        where: file and weight, for messages.
-    """
-
-    scheme: WeightScheme
-    shape: tuple[int, int]
-    values: torch.Tensor
-    scale: torch.Tensor
-    zero_point: torch.Tensor | None
-    where: str
+Range = tuple[int, int]
+Piece = Callable[[Range, torch.Tensor], None]
+"""Writes the rows (start, stop) to a tensor [stop - start, ...]."""
 
 
-def convert(matrix: StoredMatrix, rows: tuple[int, int], columns: tuple[int, int], out: torch.Tensor) -> None:
+def convert(
+    matrix: StoredMatrix, rows: Range, columns: Range, out: torch.Tensor, order: torch.Tensor | None = None
+) -> None:
     """Writes the rows and columns (start, stop) of ``matrix`` to ``out``: uint8 blocks or bfloat16 [rows, ...].
 
-    Raises CheckpointError where the columns would cut a block, or a scale is not finite or too large.
+    ``order`` int64 [rows]: row i of ``out`` is row order[i] of those. Raises CheckpointError where the columns would
+    cut a block, a scale is not finite or too large, or what the scheme says of zero points or groups does not hold.
     """
-    if matrix.scheme.kind == "fp8":
-        _to_bfloat16(matrix, rows, columns, out)
-    else:
-        _to_blocks(matrix, rows, columns, out)
+    resident = matrix.resident
+    if resident != "bfloat16" and (columns[0] % BLOCKS[resident][0] or columns[1] % BLOCKS[resident][0]):
+        raise CheckpointError(
+            f"{matrix.where}: columns {columns[0]} to {columns[1]} would cut a block of {BLOCKS[resident][0]}; divide "
+            "the model among fewer ranks"
+        )
+    piece = _piece_of(matrix, columns)
+    places = None if order is None else _inverse(order)
+    for start, stop in _pieces(rows, columns[1] - columns[0]):
+        first, last = start - rows[0], stop - rows[0]
+        if places is None:
+            piece((start, stop), out[first:last])
+            continue
+        part = torch.empty_like(out[first:last])
+        piece((start, stop), part)
+        out[places[first:last]] = part
 
 
-def _pieces(rows: tuple[int, int], columns: int) -> Iterator[tuple[int, int]]:
+def _pieces(rows: Range, columns: int) -> Iterator[Range]:
     step = max(1, PIECE_ELEMENTS // columns)
+    if step > PER_WORD_ROWS:
+        step -= step % PER_WORD_ROWS
     for start in range(*rows, step):
         yield start, min(rows[1], start + step)
 
 
-def _to_blocks(matrix: StoredMatrix, rows: tuple[int, int], columns: tuple[int, int], out: torch.Tensor) -> None:
-    first, last = columns
-    if first % BLOCK_COLUMNS or last % BLOCK_COLUMNS:
-        raise CheckpointError(
-            f"{matrix.where}: columns {first} to {last} would cut a block of {BLOCK_COLUMNS}; divide the model among "
-            "fewer ranks"
-        )
-    scales = _half(matrix, matrix.scale.float().reshape(-1, matrix.scale.shape[-1] if matrix.scale.dim() == 2 else 1))
-    minimums = None
-    if matrix.zero_point is not None:
-        minimums = _half(matrix, -_zero_points(matrix.zero_point, scales.shape) * scales.float())
-    for start, stop in _pieces(rows, last - first):
-        pack_blocks(
-            matrix.scheme.resident,
-            _quants(matrix, (start, stop), columns),
-            _per_block(matrix, scales, (start, stop), columns),
-            None if minimums is None else _per_block(matrix, minimums, (start, stop), columns),
-            out=out[start - rows[0] : stop - rows[0]],
-        )
+def _inverse(order: torch.Tensor) -> torch.Tensor:
+    places = torch.empty_like(order)
+    places[order] = torch.arange(order.shape[0])
+    return places
 
 
-def _half(matrix: StoredMatrix, values: torch.Tensor) -> torch.Tensor:
+def _piece_of(matrix: StoredMatrix, columns: Range) -> Piece:
+    """What writes a piece of rows in the format that the matrix becomes."""
+    kind = matrix.scheme.kind
+    if kind == "mxfp4":
+        return _mxfp4(matrix, columns)
+    if kind == "nvfp4":
+        return _nvfp4(matrix, columns)
+    if kind == "fp8":
+        return _floats_of_eight_bits(matrix, columns)
+    integers = IntegerMatrix(matrix)
+    return _integers(integers, columns) if matrix.resident == "bfloat16" else _blocks(integers, columns)
+
+
+# ---------------------------------------------------------------- integers
+
+
+def _blocks(matrix: IntegerMatrix, columns: Range) -> Piece:
+    resident, where = matrix.stored.resident, matrix.stored.where
+    scales = _half(where, matrix.scales)
+    minimums = None if matrix.zero_points is None else _half(where, -matrix.zero_points * scales.float())
+    group = matrix.groups[columns[0] : columns[1] : BLOCKS[resident][0]]
+
+    def per_block(values: torch.Tensor, rows: Range) -> torch.Tensor:
+        part = values if values.shape[0] == 1 else values[rows[0] : rows[1]]
+        return part[:, group].expand(rows[1] - rows[0], -1)
+
+    def piece(rows: Range, out: torch.Tensor) -> None:
+        quants = matrix.quants(rows, columns)
+        if resident == "gguf_q8_0":
+            quants = (quants ^ 128).view(torch.int8)
+        low = None if minimums is None else per_block(minimums, rows)
+        pack_blocks(resident, quants, per_block(scales, rows), low, out=out)
+
+    return piece
+
+
+def _half(where: str, values: torch.Tensor) -> torch.Tensor:
     half = values.to(torch.float16)
     if not bool(torch.isfinite(half).all()):
         worst = values[~torch.isfinite(half)][0].item()
         raise CheckpointError(
-            f"{matrix.where}: has a scale of {worst:g}, which is beyond a float16; the checkpoint is damaged, or of a "
-            "model that only its unquantised checkpoint can serve"
+            f"{where}: has a scale of {worst:g}, which is beyond a float16; the checkpoint is damaged, or of a model "
+            "that only its unquantised checkpoint can serve"
         )
     return half
 
 
-def _zero_points(stored: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Zero points of unsigned int4 as float32 of ``shape`` [rows, groups]. Packed ones hold eight rows in a word, each
-    plus 8; bytes are signed."""
-    if stored.dtype == torch.int8:
-        return stored.float().view(shape) + 8.0
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32).view(1, 8, 1)
-    return ((stored.unsqueeze(1) >> shifts) & 15).flatten(0, 1)[: shape[0]].float()
+def _integers(matrix: IntegerMatrix, columns: Range) -> Piece:
+    scales, zeros = _finite(matrix.stored.where, matrix.scales), matrix.zero_points
+    group = matrix.groups[columns[0] : columns[1]]
+
+    def per_column(values: torch.Tensor, rows: Range) -> torch.Tensor:
+        return (values if values.shape[0] == 1 else values[rows[0] : rows[1]])[:, group]
+
+    def piece(rows: Range, out: torch.Tensor) -> None:
+        quants = matrix.quants(rows, columns).float()
+        quants -= matrix.middle if zeros is None else per_column(zeros, rows)
+        out.copy_(quants.mul_(per_column(scales, rows)))
+
+    return piece
 
 
-def _quants(matrix: StoredMatrix, rows: tuple[int, int], columns: tuple[int, int]) -> torch.Tensor:
-    """The integers as ``pack_blocks`` takes them: uint8 of 4 bits, or int8."""
-    part = matrix.values[rows[0] : rows[1]]
-    if part.dtype == torch.int8:
-        return part[:, columns[0] : columns[1]].contiguous()
-    # A word's bytes are in the order of its fields: little-endian, as everything in such a file.
-    stored = part.view(torch.uint8)
-    if matrix.scheme.kind == "int8":
-        return (stored[:, columns[0] : columns[1]] ^ 128).view(torch.int8)
-    stored = stored[:, columns[0] // 2 : columns[1] // 2]
-    return torch.stack([stored & 15, stored >> 4], dim=-1).flatten(1)
+def _finite(where: str, scale: torch.Tensor) -> torch.Tensor:
+    wide = scale.float()
+    if not bool(torch.isfinite(wide).all()):
+        raise CheckpointError(f"{where}: has a scale that is not finite; the checkpoint is damaged")
+    return wide
 
 
-def _per_block(
-    matrix: StoredMatrix, values: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int]
-) -> torch.Tensor:
-    """Scales or minimums [rows or 1, groups or 1] as one for each block of the piece."""
-    first, last = columns[0] // BLOCK_COLUMNS, columns[1] // BLOCK_COLUMNS
-    if matrix.scheme.strategy != "group":
-        part = values if matrix.scheme.strategy == "tensor" else values[rows[0] : rows[1]]
-        return part.expand(rows[1] - rows[0], last - first)
-    return values[rows[0] : rows[1], torch.arange(first, last) * BLOCK_COLUMNS // matrix.scheme.group]
+# ---------------------------------------------------------------- floats
 
 
-def _to_bfloat16(matrix: StoredMatrix, rows: tuple[int, int], columns: tuple[int, int], out: torch.Tensor) -> None:
-    scale = matrix.scale.float()
-    if not bool(torch.isfinite(scale).all()):
-        raise CheckpointError(f"{matrix.where}: has a scale that is not finite; the checkpoint is damaged")
-    for start, stop in _pieces(rows, columns[1] - columns[0]):
-        values = widened(matrix.values[start:stop, columns[0] : columns[1]])
-        _scale(matrix, scale, (start, stop), columns, values)
-        out[start - rows[0] : stop - rows[0]] = values
+def _mxfp4(matrix: StoredMatrix, columns: Range) -> Piece:
+    exponents = matrix.scale.view(torch.uint8).reshape(matrix.shape[0], -1)
+    if bool((exponents == 255).any()):
+        raise CheckpointError(f"{matrix.where}: has a scale that is not a number; the checkpoint is damaged")
+    values = matrix.values.reshape(matrix.shape[0], -1)
+
+    def piece(rows: Range, out: torch.Tensor) -> None:
+        scales = exponents[rows[0] : rows[1], columns[0] // 32 : columns[1] // 32]
+        pack_mxfp4(nibbles(values, rows, columns), scales, out=out)
+
+    return piece
 
 
-def widened(values: torch.Tensor) -> torch.Tensor:
-    """float8_e4m3fn as float32, a copy; several times as fast as torch has it on the CPU.
+def _nvfp4(matrix: StoredMatrix, columns: Range) -> Piece:
+    """In blocks, or in bfloat16 where the columns are no whole blocks."""
+    assert matrix.whole is not None, "stored_weights looks for it"
+    whole = matrix.whole.reshape(1)
+    if matrix.scheme.whole == "weight_global_scale":
+        whole = 1.0 / whole
+    scales = _finite(matrix.where, matrix.scale)
+    _finite(matrix.where, whole)
+    first, last = columns[0] // 16, -(-columns[1] // 16)
 
-    Sign, exponent and significand move to where a float16 has them, which divides the value by 2^8 (subnormals
-    included), as the bias of its exponent is greater by 8.
-    """
-    stored = values.view(torch.uint8)
-    bits = stored.to(torch.int16)
-    wide = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).view(torch.float16).float().mul_(256.0)
-    is_nan = (stored & 0x7F) == 0x7F
-    return wide.masked_fill_(is_nan, torch.nan) if bool(is_nan.any()) else wide
+    def blocks(rows: Range, out: torch.Tensor) -> None:
+        part = matrix.scale.view(torch.uint8)[rows[0] : rows[1], first:last]
+        pack_nvfp4(nibbles(matrix.values, rows, columns), part, whole, out=out)
+
+    def dense(rows: Range, out: torch.Tensor) -> None:
+        table = torch.tensor(TWICE_E2M1, dtype=torch.float32)
+        part = (scales[rows[0] : rows[1], first:last] * whole * 0.5).repeat_interleave(16, dim=1)
+        skipped = columns[0] - 16 * first
+        part = part[:, skipped : skipped + columns[1] - columns[0]]
+        out.copy_(table[nibbles(matrix.values, rows, columns).int()] * part)
+
+    return dense if matrix.resident == "bfloat16" else blocks
 
 
-def _scale(
-    matrix: StoredMatrix, scale: torch.Tensor, rows: tuple[int, int], columns: tuple[int, int], values: torch.Tensor
-) -> None:
+def _floats_of_eight_bits(matrix: StoredMatrix, columns: Range) -> Piece:
+    scale = _finite(matrix.where, matrix.scale)
+
+    def piece(rows: Range, out: torch.Tensor) -> None:
+        values = widened(matrix.values[rows[0] : rows[1], columns[0] : columns[1]])
+        _scale(matrix, scale, rows, columns, values)
+        out.copy_(values)
+
+    return piece
+
+
+def _scale(matrix: StoredMatrix, scale: torch.Tensor, rows: Range, columns: Range, values: torch.Tensor) -> None:
     """Multiplies the piece ``values`` float32 by its scales, in place."""
     if matrix.scheme.strategy == "tensor":
         values *= scale.reshape(1, 1)

@@ -85,6 +85,9 @@ class GgufSource:
     def converted(self, _spec: WeightSpec) -> QuantizedTensor | None:
         return None
 
+    def is_converted(self, _name: str) -> bool:
+        return False
+
     def vector(self, spec: WeightSpec) -> torch.Tensor:
         tensor = self._tensors[spec.name]
         return self._float_vector(tensor.name, tensor.type_name, tensor.offset, tensor.nbytes).view(spec.shape)

@@ -60,27 +60,32 @@ def _check_shapes(source: WeightSource, spec: WeightSpec) -> None:
         return
     for tensor in spec.tensors:
         expected = tensor.stored or tensor.shape
-        if source.shape(tensor.name) != expected:
+        found = source.shape(tensor.name)
+        # Quantised experts of a layer lie one behind the other, their rows in full, however the unquantised ones lie.
+        if len(found) == 3 and source.is_converted(tensor.name):
+            expected = (found[0], tensor.shape[0] // max(1, found[0]), *tensor.shape[1:])
+        if found != expected:
             raise CheckpointError(
-                f"{source.where}: {tensor.name} has shape {source.shape(tensor.name)}, the configuration says "
+                f"{source.where}: {tensor.name} has shape {found}, the configuration says "
                 f"{expected}; the weights and the configuration are of different models"
             )
 
 
 def _matrix(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) -> QuantizedTensor:
     weight = source.converted(spec)
-    if weight is None:
-        if spec.transposed and source.names() is not None:
-            return turned(source, spec)
-        weight = source.matrix(spec)
-        if order is not None:
-            weight = weight.select_rows(order)
-        start, stop = spec.shard.row_range(spec.shape[0])
-        if (start, stop) != (0, spec.shape[0]):
-            weight = weight.rows(start, stop)
-        start, stop = spec.shard.column_range(spec.shape[1])
-        if (start, stop) != (0, spec.shape[1]):
-            weight = weight.columns(start, stop)
+    if weight is not None:
+        return weight
+    if spec.transposed and source.names() is not None:
+        return turned(source, spec)
+    weight = source.matrix(spec)
+    if order is not None:
+        weight = weight.select_rows(order)
+    start, stop = spec.shard.row_range(spec.shape[0])
+    if (start, stop) != (0, spec.shape[0]):
+        weight = weight.rows(start, stop)
+    start, stop = spec.shard.column_range(spec.shape[1])
+    if (start, stop) != (0, spec.shape[1]):
+        weight = weight.columns(start, stop)
     if spec.row_order is None:
         return weight
     ordered = weight.select_rows(spec.row_order(weight.shape[0]))

@@ -40,6 +40,9 @@ class RandomSource:
     def converted(self, _spec: WeightSpec) -> QuantizedTensor | None:
         return None
 
+    def is_converted(self, _name: str) -> bool:
+        return False
+
     def vector(self, spec: WeightSpec) -> torch.Tensor:
         if "norm" in spec.name:
             return torch.full(spec.shape, 1 - spec.offset)

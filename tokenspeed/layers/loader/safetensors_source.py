@@ -5,11 +5,13 @@ from pathlib import Path
 import torch
 
 from tokenspeed.layers.huge_memory import huge_zeros
-from tokenspeed.layers.loader.conversion import StoredMatrix, convert
+from tokenspeed.layers.loader.conversion import convert
 from tokenspeed.layers.loader.source import MappedFile
+from tokenspeed.layers.loader.stored_elements import StoredMatrix
 from tokenspeed.layers.weights import WeightSpec
-from tokenspeed.recipes.quantization import Quantization
-from tokenspeed.recipes.stored_weights import StoredTensor, StoredWeight, stored_weights
+from tokenspeed.recipes.stored_parts import StoredTensor
+from tokenspeed.recipes.stored_weights import stored_weights
+from tokenspeed.recipes.weight_scheme import Quantization
 from tokenspeed_kernel.quantized import QuantizedTensor
 
 _DTYPES = {
@@ -17,21 +19,23 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I8": torch.int8,
+    "U8": torch.uint8,
     "I32": torch.int32,
+    "I64": torch.int64,
 }
 _FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class SafetensorsSource:
     """Weights as they lie in ``folder``: bfloat16, float16 and float32 matrices are read in place, quantised ones
-    become blocks or bfloat16 (see conversion.py)."""
+    become blocks or bfloat16 (see conversion.py), and what they are made of is given back to the system at once."""
 
     def __init__(self, folder: Path, quantization: Quantization | None) -> None:
         self.where = str(folder)
         self._weights = stored_weights(folder, quantization)
-        paths = {weight.values.path for weight in self._weights.values()}
-        paths |= {part.path for weight in self._weights.values() for part in _companions(weight)}
+        paths = {part.path for weight in self._weights.values() for part in weight.parts}
         self._files = {path: MappedFile(path) for path in sorted(paths)}
         self._converted = _ConvertedMemory(
             sum(weight.resident_bytes for weight in self._weights.values() if weight.scheme is not None)
@@ -67,37 +71,43 @@ class SafetensorsSource:
             shape=(spec.shape[0], spec.shape[1]),
             values=self._view(weight.values),
             scale=self._view(weight.scale),
-            zero_point=None if weight.zero_point is None else self._view(weight.zero_point),
+            zero_point=self._maybe(weight.zero_point),
+            order=self._maybe(weight.order),
+            whole=self._maybe(weight.whole),
             where=f"{weight.values.path}: {spec.name}",
         )
-        plane = self._converted.take(shape[0], weight.scheme.resident_bytes(*shape) // max(1, shape[0]))
-        if weight.scheme.resident == "bfloat16":
+        resident = matrix.resident
+        plane = self._converted.take(shape[0], weight.scheme.row_bytes(spec.shape[1]) * shape[1] // spec.shape[1])
+        if resident == "bfloat16":
             plane = plane.view(torch.bfloat16)
-        convert(matrix, rows, columns, plane)
+        order = None if spec.row_order is None else spec.row_order(shape[0])
+        convert(matrix, rows, columns, plane, order)
         del matrix
         self.forget(spec.name)
-        name = "data" if weight.scheme.resident == "bfloat16" else "blocks"
+        name = "data" if resident == "bfloat16" else "blocks"
         source = f"{weight.values.path.name}:{weight.values.name}"
-        return QuantizedTensor(format=weight.scheme.resident, shape=shape, planes={name: plane}, source=source)
+        return QuantizedTensor(format=resident, shape=shape, planes={name: plane}, source=source)
+
+    def is_converted(self, name: str) -> bool:
+        return self._weights[name].scheme is not None
 
     def vector(self, spec: WeightSpec) -> torch.Tensor:
         return self._view(self._weights[spec.name].values).to(torch.float32, copy=True).view(spec.shape)
 
     def forget(self, name: str) -> None:
-        values = self._weights[name].values
-        self._files[values.path].forget(values.tensor.offset, values.tensor.nbytes)
+        for part in self._weights[name].parts:
+            self._files[part.path].forget(part.tensor.offset, part.tensor.nbytes)
 
     def rotary_factors(self) -> torch.Tensor | None:
         return None
+
+    def _maybe(self, stored: StoredTensor | None) -> torch.Tensor | None:
+        return None if stored is None else self._view(stored)
 
     def _view(self, stored: StoredTensor) -> torch.Tensor:
         tensor = stored.tensor
         flat = self._files[stored.path].view(tensor.offset, tensor.nbytes, _DTYPES[tensor.dtype])
         return flat.view(tensor.shape)
-
-
-def _companions(weight: StoredWeight) -> list[StoredTensor]:
-    return [part for part in (weight.scale, weight.zero_point) if part is not None]
 
 
 class _ConvertedMemory:

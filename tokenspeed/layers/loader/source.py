@@ -26,7 +26,8 @@ class WeightSource(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """(rows, columns) or (length,) of the tensor ``name``, which it holds."""
+        """(rows, columns), (length,) or, of several matrices in one tensor, (count, rows, columns) of the tensor
+        ``name``, which it holds."""
         ...
 
     def matrix(self, spec: WeightSpec) -> QuantizedTensor:
@@ -34,8 +35,12 @@ class WeightSource(Protocol):
         ...
 
     def converted(self, spec: WeightSpec, /) -> QuantizedTensor | None:
-        """The rank's part of a matrix that kernels do not take as it is stored, made into one that they do; None where
-        ``matrix`` has it."""
+        """The rank's part of a matrix that kernels do not take as it is stored, made into one that they do, its rows in
+        the spec's order; None where ``matrix`` has it."""
+        ...
+
+    def is_converted(self, name: str) -> bool:
+        """Whether ``converted`` makes the tensor ``name``, which it holds, into another."""
         ...
 
     def vector(self, spec: WeightSpec) -> torch.Tensor:

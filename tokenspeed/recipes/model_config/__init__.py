@@ -18,6 +18,7 @@ from tokenspeed.recipes.model_config.types import ExpertsConfig as ExpertsConfig
 from tokenspeed.recipes.model_config.types import LatentConfig as LatentConfig
 from tokenspeed.recipes.model_config.types import ModelConfig as ModelConfig
 from tokenspeed.recipes.model_config.types import RopeConfig as RopeConfig
+from tokenspeed.recipes.quantization import with_quantization_beside
 from tokenspeed.recipes.resolved import ModelSource
 
 ARCHITECTURES = {name: architecture for name, (architecture, _) in FAMILIES.items()}
@@ -45,7 +46,8 @@ def read_model_config(source: ModelSource) -> ModelConfig:
         )
     generation_path = folder / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.is_file() else {}
-    return _from_huggingface(Fields(str(path), _read_json(path)), generation)
+    values = with_quantization_beside(folder, _read_json(path))
+    return _from_huggingface(Fields(str(path), values), generation)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
