@@ -115,3 +115,59 @@ def test_a_stored_head_that_repeats_a_tied_embedding_is_accepted(folder: Path) -
     config["tie_word_embeddings"] = True
     (folder / "config.json").write_text(json.dumps(config))
     load(folder)
+
+
+def sharded(folder: Path, parts: int = 3) -> dict[str, str]:
+    """Cuts model.safetensors into parts with an index; returns where each tensor lies."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{number % parts}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for file in set(places.values()):
+        save_file({name: tensors[name] for name in tensors if places[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return places
+
+
+def test_a_sharded_checkpoint_loads(folder: Path) -> None:
+    sharded(folder)
+    load(folder)
+
+
+def test_a_shard_cut_short(folder: Path) -> None:
+    sharded(folder)
+    path = folder / "model-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors: model\..* of shape .* cut short or damaged"):
+        load(folder)
+
+
+def test_a_shard_of_another_checkpoint(folder: Path) -> None:
+    places = sharded(folder)
+    name = next(name for name, file in places.items() if file == "model-2.safetensors")
+    tensors = load_file(folder / "model-2.safetensors")
+    tensors.pop(name)
+    save_file(tensors, folder / "model-2.safetensors")
+    with pytest.raises(CheckpointError, match=rf"model-2\.safetensors: {name} should lie here, says .*index\.json"):
+        load(folder)
+
+
+def test_an_index_that_leaves_a_tensor_out(folder: Path) -> None:
+    """What lies in a file counts, whether the index names it or not."""
+    places = sharded(folder)
+    del places["model.norm.weight"]
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    load(folder)
+
+
+@pytest.mark.parametrize("index", ['{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "[]", "{"])
+def test_an_index_of_nonsense(folder: Path, index: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"index\.json: damaged index .*download it again"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model-00001-of-00002.bin", "consolidated.00.pth", "model.pt"])
+def test_pickles_are_never_read(folder: Path, name: str) -> None:
+    (folder / "model.safetensors").rename(folder / name)
+    with pytest.raises(CheckpointError, match=rf"holds {name} and no \*\.safetensors file; such files are pickles"):
+        load(folder)

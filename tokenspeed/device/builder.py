@@ -27,6 +27,7 @@ from tokenspeed.device.step_inputs import StepInputs
 from tokenspeed.device.storage.directory import DirectoryStorage
 from tokenspeed.device.storage.fingerprint import fingerprint
 from tokenspeed.device.storage.tier import StorageTier
+from tokenspeed.device.unsound_weights import refuse_unsound_weights
 from tokenspeed.device.warm_up import warm_up
 from tokenspeed.layers.batch import LayerCache
 from tokenspeed.layers.cache_spec import CacheGroupSpec, groups_of_layers
@@ -93,13 +94,20 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         # OpenMP keeps its team size for each thread that starts one.
         thread.run(lambda: torch.set_num_threads(threads))
         runner = Runner(parts, CacheOperations(parts.arena, host, storage))
-        warm_up(
+        is_sound = warm_up(
             lambda plan: thread.run(lambda: runner.execute(cast("Plan", plan), (), 0.0)),
             chunk=min(config.scheduler.chunk, size.max_model_len, WARM_UP_TOKENS),
             max_seqs=config.scheduler.max_seqs,
             num_groups=len(layout.groups),
             report=lambda done, total, detail: report("warm up", done, total, detail),
         )
+        if not is_sound:
+            refuse_unsound_weights(
+                weights,
+                family.weights(model_config, rank=0, world=1),
+                where=config.model.path or "random weights",
+                report=lambda done, total, detail: report("warm up", done, total, detail),
+            )
     except BaseException:
         thread.shutdown()
         if storage is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,17 +93,27 @@ def warm_up_plans(*, chunk: int, max_seqs: int, num_groups: int) -> Iterator[tup
         yield "prefill and decode together", plan(1, min(chunk, 8), 1)
 
 
+class _Outcome(Protocol):
+    @property
+    def nan(self) -> NDArray[np.bool_]: ...
+
+
 def warm_up(
-    execute: Callable[[WarmUpPlan], object],
+    execute: Callable[[WarmUpPlan], _Outcome],
     *,
     chunk: int,
     max_seqs: int,
     num_groups: int,
     report: Callable[[int, int, str], None],
-) -> None:
-    """Executes every plan; ``report(done, total, name)`` before each and after the last."""
+) -> bool:
+    """Executes every plan; ``report(done, total, name)`` before each and after the last.
+
+    Returns whether all logits were numbers.
+    """
     plans = list(warm_up_plans(chunk=chunk, max_seqs=max_seqs, num_groups=num_groups))
+    is_sound = True
     for done, (name, plan) in enumerate(plans):
         report(done, len(plans), name)
-        execute(plan)
+        is_sound &= not bool(execute(plan).nan.any())
     report(len(plans), len(plans), "every kind of step ran")
+    return is_sound
