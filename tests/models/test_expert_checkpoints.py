@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf_mixtures import make
 from model_checks import check_prompt
 from packed_checkpoints import mxfp4
 from quantised_checkpoints import FORMATS, edit_config, quantise_checkpoint
@@ -147,6 +148,32 @@ def test_fused_experts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_gpt_oss_as_it_is_published(tmp_path: Path) -> None:
+    """Experts in MXFP4, all else as it is."""
+    model = make("gpt-oss")
+    folder = save(model, tmp_path)
+    tensors, stored = load_file(folder / "model.safetensors"), {}
+    for name, value in tensors.items():
+        if ".experts." not in name or name.endswith("_bias"):
+            stored[name] = value
+            continue
+        packed = mxfp4(value.transpose(1, 2).contiguous())
+        tensors[name] = packed.values.transpose(1, 2).contiguous()
+        count, rows, columns = packed.values.shape
+        stored[f"{name}_blocks"] = packed.parts["weight_packed"].view(count, rows, columns // 32, 16)
+        stored[f"{name}_scales"] = packed.parts["weight_scale"]
+    twin = save(model, tmp_path / "twin")
+    save_file(tensors, twin / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, folder / "model.safetensors")
+    edit_config(folder, {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}})
+    device = build(resolved(folder, kv_dtype="float32", activations="float32"))
+    try:
+        check_prompt(type(model).from_pretrained(twin).eval(), device, [3, 1, 4, 1, 5, 9, 2, 6, 5, 3], new_tokens=6)
+        assert read_checkpoint(ModelSource(kind="folder", path=str(folder)))[1] == device.specs.weight_bytes
+    finally:
+        device.handle.shutdown()
+
+
 PEAK = """
 import sys
 from pathlib import Path
@@ -193,7 +220,7 @@ def large_mixture(folder: Path) -> int:
     for expert in range(count):
         place = f"model.layers.0.mlp.experts.{expert}"
         for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
-            widened[f"{place}.{part}_proj.weight"] = torch.randn(shape).to(torch.bfloat16)
+            widened[f"{place}.{part}_proj.weight"] = torch.full(shape, 0.5, dtype=torch.bfloat16)
     names = sorted(widened)
     for number in range(4):
         save_file({name: widened[name] for name in names[number::4]}, folder / f"model-{number}.safetensors")

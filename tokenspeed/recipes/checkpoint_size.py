@@ -1,5 +1,6 @@
 """How many bytes an engine's weights take: read from the headers of a checkpoint, no tensor is touched."""
 
+import math
 from pathlib import Path
 
 from tokenspeed.recipes.gguf_file import GgufError, GgufHeader, read_gguf_header
@@ -8,6 +9,7 @@ from tokenspeed.recipes.resolved import ModelSource
 from tokenspeed.recipes.stored_weights import stored_weights
 
 _HEAD = "lm_head.weight"
+_DENSE = ("F32", "F16", "BF16")
 
 
 def read_checkpoint(source: ModelSource, *, converted: bool = True) -> tuple[ModelConfig, int]:
@@ -29,10 +31,24 @@ def _gguf_header(path: str) -> GgufHeader:
         raise CheckpointError(str(error)) from error
 
 
+def _gguf_bytes(header: GgufHeader, config: ModelConfig) -> int:
+    """All that lies in the file, less the layers that draft tokens; up-projections in two parts become bfloat16 where
+    they are blocks."""
+    kept = range(config.num_layers)
+    total = 0
+    for name, tensor in header.tensors.items():
+        place = name.split(".")
+        if place[0] == "blk" and int(place[1]) not in kept:
+            continue
+        is_turned = name.endswith((".attn_k_b.weight", ".attn_v_b.weight")) and tensor.type_name not in _DENSE
+        total += 2 * math.prod(tensor.shape) if is_turned else tensor.nbytes
+    return total
+
+
 def _checkpoint_bytes(source: ModelSource, config: ModelConfig, converted: bool) -> int:
     """A stored copy of a tied embedding as output head is not used, so it does not count."""
     if source.kind == "gguf":
-        return sum(tensor.nbytes for tensor in _gguf_header(source.path).tensors.values())
+        return _gguf_bytes(_gguf_header(source.path), config)
     unused = {_HEAD} if config.tie_word_embeddings else set()
     weights = stored_weights(Path(source.path), config.quantization)
     if converted:

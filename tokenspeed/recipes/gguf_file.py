@@ -7,6 +7,7 @@ tokenizer, weights) read it at a start. A test holds the two readers equal.
 
 import mmap
 import os
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,10 @@ class GgufTensor:
         type_name: the format's name, "F32", "Q4_1" ...
         offset: first byte, from the start of the file.
         nbytes: its size.
+        path: the file; of a split model, the part.
     """
 
+    path: str
     name: str
     shape: tuple[int, ...]
     type_name: str
@@ -61,8 +64,44 @@ _HELD: WeakValueDictionary[tuple[str, int, int], GgufHeader] = WeakValueDictiona
 def read_gguf_header(path: str | Path) -> GgufHeader:
     """Reads the header of the GGUF file at ``path``; raises GgufError where it is missing, damaged or cut short.
 
-    While somebody holds the header of a file that did not change, it is the same one again.
+    Of a model that is split over several files ``path`` is the first, and the header has the tensors of all. While
+    somebody holds the header of a file that did not change, it is the same one again.
     """
+    header = _read_one(path)
+    count = header.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return header
+    return _whole(header, count)
+
+
+def _whole(first: GgufHeader, count: int) -> GgufHeader:
+    """The header of a model in ``count`` files, of which ``first`` is the first."""
+    path = Path(first.path)
+    named = re.fullmatch(r"(.+)-(\d{5})-of-(\d{5})\.gguf", path.name)
+    if named is None or int(named[3]) != count:
+        raise GgufError(
+            f"{path}: is one of {count} files of a split model, which should be called NAME-00001-of-{count:05}.gguf "
+            "and so on; give them their names back"
+        )
+    if first.metadata.get("split.no", 0) != 0:
+        raise GgufError(f"{path}: is not the first part of its model; give {named[1]}-00001-of-{count:05}.gguf")
+    tensors = dict(first.tensors)
+    for number in range(1, count):
+        part = _read_one(path.with_name(f"{named[1]}-{number + 1:05}-of-{count:05}.gguf"))
+        twice = sorted(tensors.keys() & part.tensors.keys())
+        if twice or part.metadata.get("split.no") != number:
+            what = f"has {twice[0]} again" if twice else f"is part {part.metadata.get('split.no')}, not {number}"
+            raise GgufError(f"{part.path}: {what}; the parts are of different models: download them again")
+        tensors |= part.tensors
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise GgufError(
+            f"{path}: the model has {expected} tensors, its {count} files hold {len(tensors)}: download them again"
+        )
+    return GgufHeader(path=first.path, metadata=first.metadata, tensors=tensors)
+
+
+def _read_one(path: str | Path) -> GgufHeader:
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             status = os.fstat(file.fileno())
@@ -172,4 +211,4 @@ class _Walker:
                 f"{self._path}: tensor {name} should end at byte {offset + nbytes}, the file has {len(self._data)}: "
                 "it is cut short, download it again"
             )
-        return GgufTensor(name=name, shape=shape, type_name=type_name, offset=offset, nbytes=nbytes)
+        return GgufTensor(path=self._path, name=name, shape=shape, type_name=type_name, offset=offset, nbytes=nbytes)
