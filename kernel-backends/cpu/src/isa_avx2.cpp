@@ -10,6 +10,7 @@
 #include "kernels/four_bit_floats.hpp"
 #include "kernels/linear.hpp"
 #include "kernels/elementwise.hpp"
+#include "kernels/recurrent.hpp"
 #include "kernels/prologue.hpp"
 #include "kernels/key_tiles.hpp"
 #include "kernels/attention.hpp"

@@ -14,6 +14,7 @@
 #include "packed_matrix.hpp"
 #include "pool.hpp"
 #include "recording.hpp"
+#include "recurrent.hpp"
 #include "sampling.hpp"
 #include "threads.hpp"
 #include "tiles.hpp"
@@ -287,4 +288,5 @@ NB_MODULE(_native, m) {
     bind_sampling(m);
     bind_packed_matrix(m);
     bind_latent(m);
+    bind_recurrent(m);
 }

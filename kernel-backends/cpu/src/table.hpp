@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "recurrent_calls.hpp"
+
 namespace tokenspeed {
 
 enum class WeightFormat : int32_t {
@@ -171,6 +173,8 @@ struct KernelTable {
     // out = gelu(gate) * up, gelu by tanh.
     void (*gelu_tanh_and_mul)(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
                               int64_t rows, int64_t size);
+
+    RecurrentKernels recurrent;
 
     // As `attend`, with queries and weights rounded to bfloat16; bfloat16 caches, `wide` given. Null where the set has none.
     void (*attend_rounded)(const Cache& cache, const AttentionTile& tile, int64_t split,

@@ -66,6 +66,47 @@ def clamped_swiglu(
     /,
 ) -> None: ...
 
+Part = tuple[int, int]
+Plane = tuple[int, int, int]
+Rows = tuple[int, int, int, int]
+
+def causal_conv(
+    x: Part, channels: int, width: int, weight: int, bias: int, state: Plane, rows: Rows, out: int, /
+) -> None: ...
+def gated_delta(
+    q: Part,
+    k: Part,
+    v: Part,
+    decay: Part,
+    beta: Part,
+    rate: int,
+    bias: int,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    channel_decay: bool,
+    epsilon: float,
+    state: Plane,
+    rows: Rows,
+    out: int,
+    /,
+) -> None: ...
+def gated_norm(
+    x: int,
+    gate: Part,
+    weight: int,
+    epsilon: float,
+    silu: bool,
+    out: int,
+    tokens: int,
+    heads: int,
+    dim: int,
+    /,
+) -> None: ...
+def sigmoid_gate(x: int, gate: Part, out: int, rows: int, size: int, gates: int, /) -> None: ...
+def add(x: int, out: int, size: int, /) -> None: ...
+
 class PackedMatrix:
     def __init__(self, format: str, rows: int, columns: int, data: int) -> None: ...
     @property

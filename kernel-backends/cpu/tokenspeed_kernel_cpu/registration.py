@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
+from tokenspeed_kernel.ops.causal_conv import CONV_SIGNATURE
 from tokenspeed_kernel.ops.embedding import lookup_signature
+from tokenspeed_kernel.ops.gated_delta import DECAYS, DELTA_SIGNATURE
+from tokenspeed_kernel.ops.gated_norm import GATES
 from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
@@ -22,12 +25,14 @@ from tokenspeed_kernel_cpu import (
     amx,
     attention,
     elementwise,
+    gating,
     head_linear,
     int8_linear,
     latent,
     linear,
     moe,
     recording,
+    recurrent,
     sampling,
 )
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
@@ -114,6 +119,12 @@ _READ: dict[str, TraitBound] = {
 _LATENT: dict[str, TraitBound] = {
     "latent_dim": Range(1, _native.MAX_LATENT_DIM),
     "rotary_dim": MultipleOf(2, _native.MAX_ROTARY_DIM),
+}
+_DELTA: dict[str, TraitBound] = {
+    "key_dim": Range(1),
+    "value_dim": Range(1),
+    "v_per_k": Range(1),
+    "decay": one_of(*DECAYS),
 }
 _LATENT_READ: dict[str, TraitBound] = {**_LATENT, PAGE_SIZE_TRAIT: MultipleOf(1)}
 
@@ -235,4 +246,10 @@ def register() -> None:
         features=frozenset({"avx512_bf16"}),
         band=Band.SPECIALISED,
     )
+    _register("activation.sigmoid_gate", gating.sigmoid_gate, _ACTIVATION)
+    _register("activation.add", gating.add, _ACTIVATION)
+    _register("norm.gated_rms", recurrent.gated_rms, _NORM, {"gate": one_of(*GATES)})
+    conv_traits: dict[str, TraitBound] = {"width": Range(2), "biased": one_of(False, True)}
+    _register("recurrent.causal_conv", recurrent.causal_conv, frozenset({CONV_SIGNATURE}), conv_traits)
+    _register("recurrent.gated_delta", recurrent.gated_delta, frozenset({DELTA_SIGNATURE}), _DELTA)
     load_records(RECORDS)

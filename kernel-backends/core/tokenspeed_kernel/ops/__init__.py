@@ -6,7 +6,10 @@ preallocated.
 
 from tokenspeed_kernel.ops.activation import bind_clamped_swiglu, bind_silu_and_mul
 from tokenspeed_kernel.ops.attention import bind_attention_decode, bind_attention_extend, bind_gqa_prologue
+from tokenspeed_kernel.ops.causal_conv import bind_causal_conv
 from tokenspeed_kernel.ops.embedding import bind_embedding
+from tokenspeed_kernel.ops.gated_delta import bind_gated_delta
+from tokenspeed_kernel.ops.gated_norm import bind_gated_rms_norm
 from tokenspeed_kernel.ops.gating import bind_add, bind_sigmoid_gate
 from tokenspeed_kernel.ops.gelu import bind_gelu_tanh_and_mul
 from tokenspeed_kernel.ops.gemm import bind_head_linear, bind_linear
@@ -26,10 +29,13 @@ __all__ = [
     "bind_attention_decode",
     "bind_attention_extend",
     "bind_attention_ragged",
+    "bind_causal_conv",
     "bind_clamped_swiglu",
     "bind_embedding",
     "bind_experts",
     "bind_fused_add_rms_norm",
+    "bind_gated_delta",
+    "bind_gated_rms_norm",
     "bind_gelu_tanh_and_mul",
     "bind_gqa_prologue",
     "bind_has_nan",

@@ -8,6 +8,7 @@ const KernelTable kTable = {
     attend, merge, finish, latent_prologue, merge_partials, argmax, has_nan, maximum, shifted_exp,
     clamped_swiglu,
     gelu_tanh_and_mul,
+    {causal_conv, gated_delta, gated_norm, sigmoid_gate, add_to},
 };
 
 }  // namespace tokenspeed::TOKENSPEED_ISA
