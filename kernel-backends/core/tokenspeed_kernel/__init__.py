@@ -5,6 +5,7 @@ Look here first: ``ops`` (what can be bound), ``quantized`` (weights), ``registr
 """
 
 from tokenspeed_kernel import moe_workloads, ops, recurrent_workloads, standard_workloads
+from tokenspeed_kernel import moe_workloads, ops, sparse_workloads, standard_workloads
 from tokenspeed_kernel.binding import Bound, binding_objective, recording_selections, reference_selections
 from tokenspeed_kernel.overrides import kernel_override, set_recipe_overrides
 from tokenspeed_kernel.platform import PlatformInfo, current_platform, override_platform
@@ -44,5 +45,6 @@ __all__ = [
     "register_kernel",
     "select",
     "set_recipe_overrides",
+    "sparse_workloads",
     "standard_workloads",
 ]

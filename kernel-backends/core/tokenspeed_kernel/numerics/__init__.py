@@ -15,6 +15,7 @@ from tokenspeed_kernel.numerics import (
     rotary_cases,
     sampling_cases,
     scaling_cases,
+    sparse_cases,
 )
 from tokenspeed_kernel.numerics.cases import AnyOf, Buffers, Case, Close, Exact, register_cases
 from tokenspeed_kernel.numerics.verify import Report, verify_all, verify_kernel
@@ -41,6 +42,7 @@ __all__ = [
     "rotary_cases",
     "sampling_cases",
     "scaling_cases",
+    "sparse_cases",
     "verify_all",
     "verify_kernel",
 ]

@@ -22,6 +22,7 @@ from tokenspeed_kernel.ops.ragged import bind_attention_ragged
 from tokenspeed_kernel.ops.rotary import bind_rotary
 from tokenspeed_kernel.ops.sampling import bind_apply_penalties, bind_has_nan, bind_logprobs, bind_sample
 from tokenspeed_kernel.ops.scaling import bind_scale_rows
+from tokenspeed_kernel.ops.sparse import bind_index_prologue, bind_index_select, bind_mla_selected
 
 __all__ = [
     "bind_add",
@@ -40,11 +41,14 @@ __all__ = [
     "bind_gqa_prologue",
     "bind_has_nan",
     "bind_head_linear",
+    "bind_index_prologue",
+    "bind_index_select",
     "bind_linear",
     "bind_logprobs",
     "bind_merge_partials",
     "bind_mla_prologue",
     "bind_mla_read",
+    "bind_mla_selected",
     "bind_quantize_rows",
     "bind_restore",
     "bind_rms_norm",
