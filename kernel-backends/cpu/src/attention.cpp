@@ -84,8 +84,9 @@ public:
         }
         struct Wide;
         float* wide = item.rows() < kWideRows && !call.rounded ? nullptr : floats<Wide>(wide_floats(dim, call.value_dim));
+        const int32_t* selected = call.selected ? call.selected + item.first_token * call.selected_count : nullptr;
         tile_ = {queries, starts_, limits_, call.page_table + item.sequence * call.page_table_stride, item.rows(),
-                 item.kv_head, dim, call.value_dim, wide, call.soft_cap};
+                 item.kv_head, dim, call.value_dim, wide, call.soft_cap, selected};
         return tile_;
     }
 
@@ -175,36 +176,57 @@ void run_splits(const KernelTable& table, const Attention& call, const std::vect
     });
 }
 
-// The items of one part of a sequence's keys, of tile_rows query rows at most, and their work in nanoseconds, about.
+// Adds the item for every group of heads, of tile_rows query rows at most. `limit`: the key behind the last one it sees.
+// Returns the work in nanoseconds, about.
+double add_heads(const Attention& call, Item item, int64_t limit, int64_t tile_rows, std::vector<Item>& items) {
+    const int64_t group = call.q_heads / call.kv_heads;
+    const int64_t pieces = (group + tile_rows - 1) / tile_rows;
+    const int64_t start = first_key(call, item, item.first_limit);
+    item.first_split = start / kKeySplit;
+    item.end_split = std::max(item.first_split + 1, (limit + kKeySplit - 1) / kKeySplit);
+    for (int64_t head = 0; head < call.kv_heads; ++head)
+        for (int64_t piece = 0; piece < pieces; ++piece) {
+            item.kv_head = head;
+            item.first_head = head * group + group * piece / pieces;
+            item.heads = head * group + group * (piece + 1) / pieces - item.first_head;
+            items.push_back(item);
+        }
+    const int64_t keys = std::max<int64_t>(1, limit + 1 - start);
+    return static_cast<double>(keys * item.tokens * call.q_heads * (call.key_dim() + call.value_dim)) * 0.05;
+}
+
+// The items of the queries begin … end - 1 of a sequence, each of which has its own list of keys.
+double add_selecting_items(const Attention& call, int64_t sequence, int64_t begin, int64_t end, int64_t tile_rows,
+                           std::vector<Item>& items) {
+    double work = 0;
+    for (int64_t token = begin; token < end; ++token) {
+        const int32_t* list = call.selected + token * call.selected_count;
+        const int32_t* end_of_list =
+            std::partition_point(list, list + call.selected_count, [](int32_t entry) { return entry >= 0; });
+        const int64_t count = end_of_list - list;
+        work += add_heads(call, {sequence, 0, token, 1, count, 0, count, 0, 0, 0, 0, 0}, count, tile_rows, items);
+    }
+    return work;
+}
+
+// The items of one part of a sequence's keys, and their work.
 double add_items(const Attention& call, int64_t sequence, int64_t part, int64_t tile_rows, std::vector<Item>& items) {
     const int64_t begin = call.query_start ? call.query_start[sequence] : sequence * call.queries_each;
     const int64_t end = call.query_start ? call.query_start[sequence + 1] : begin + call.queries_each;
+    if (call.selected) return add_selecting_items(call, sequence, begin, end, tile_rows, items);
     const int64_t length = call.lengths[sequence];
     const int64_t pages = (length + call.cache.page_size - 1) / call.cache.page_size;
     const int64_t share = (pages + call.parts - 1) / call.parts * call.cache.page_size;
     const int64_t key_begin = std::min(part * share, length);
     const int64_t key_end = std::min(key_begin + share, length);
-    const int64_t group = call.q_heads / call.kv_heads;
-    const int64_t pieces = (group + tile_rows - 1) / tile_rows;  // of a group of heads
-    const int64_t tile_tokens = std::max<int64_t>(1, tile_rows / group);
+    const int64_t tile_tokens = std::max<int64_t>(1, tile_rows / (call.q_heads / call.kv_heads));
     double work = 0;
     for (int64_t token = begin; token < end; token += tile_tokens) {
         const int64_t tokens = std::min(tile_tokens, end - token);
         const int64_t first_limit = length - (end - token) + 1;
-        Item item{sequence, part, token, tokens, first_limit, key_begin, key_end, 0, 0, 0, 0, 0};
-        const int64_t start = first_key(call, item, first_limit);
         const int64_t limit = std::min(first_limit + tokens - 1, key_end);
-        item.first_split = start / kKeySplit;
-        item.end_split = std::max(item.first_split + 1, (limit + kKeySplit - 1) / kKeySplit);
-        for (int64_t head = 0; head < call.kv_heads; ++head)
-            for (int64_t piece = 0; piece < pieces; ++piece) {
-                item.kv_head = head;
-                item.first_head = head * group + group * piece / pieces;
-                item.heads = head * group + group * (piece + 1) / pieces - item.first_head;
-                items.push_back(item);
-            }
-        const int64_t keys = std::max<int64_t>(1, limit + 1 - start);
-        work += static_cast<double>(keys * tokens * call.q_heads * (call.key_dim() + call.value_dim)) * 0.05;
+        work += add_heads(call, {sequence, part, token, tokens, first_limit, key_begin, key_end, 0, 0, 0, 0, 0}, limit,
+                          tile_rows, items);
     }
     return work;
 }

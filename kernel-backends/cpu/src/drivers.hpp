@@ -70,6 +70,10 @@ struct Attention {
     bool rounded;  // whether queries and weights are rounded to bfloat16
     const float* sinks = nullptr;  // [q_heads]: one more score in each softmax, that has no value; null: none
     float soft_cap = 0.0f;         // see AttentionTile; 0: scores stay as they are
+    // Where given, query t attends to the entries of its sequence that selected[t * selected_count ...] names, up to the first
+    // that is negative, and to no others; `lengths` is not looked at.
+    const int32_t* selected = nullptr;
+    int64_t selected_count = 0;
 
     int64_t key_dim() const { return q[0].dim + q[1].dim; }
 };

@@ -14,4 +14,5 @@
 #include "kernels/prologue.hpp"
 #include "kernels/key_tiles.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/index.hpp"
 #include "kernels/fill_table.hpp"

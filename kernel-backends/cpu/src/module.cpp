@@ -9,6 +9,7 @@
 
 #include "drivers.hpp"
 #include "head_linear.hpp"
+#include "index.hpp"
 #include "latent.hpp"
 #include "moe.hpp"
 #include "packed_matrix.hpp"
@@ -289,4 +290,5 @@ NB_MODULE(_native, m) {
     bind_packed_matrix(m);
     bind_latent(m);
     bind_recurrent(m);
+    bind_index(m);
 }

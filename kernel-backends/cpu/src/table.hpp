@@ -65,6 +65,7 @@ struct AttentionTile {
     int64_t value_dim;           // where keys and values are one plane, a value is the first elements of a key
     float* wide;                 // null, or room (wide_floats) for a tile's keys and values in another form
     float soft_cap;              // above 0: a score s becomes soft_cap * tanh(s / soft_cap)
+    const int32_t* selected = nullptr;  // where given, key i is the entry selected[i] of the sequence, else entry i
 };
 
 // The floats that AttentionTile::wide needs: keys and values as float32, or, rounded, keys, values and queries as halves,
@@ -103,6 +104,31 @@ struct LatentPrologue {
     float epsilon;
     const int64_t* slots;
     Cache cache;
+};
+
+// The keys of the indexer of sparse attention: an entry of the cache is `dim` elements, the first rotary_dim of them rotated.
+constexpr int64_t kMaxIndexDim = 512;
+
+struct IndexPrologue {
+    float* q;          // heads of `dim` elements; the first rotary_dim are rotated
+    const float* key;  // [tokens, dim]
+    int64_t q_stride, key_stride;  // elements between tokens
+    int64_t q_heads, dim, rotary_dim;
+    const int32_t* positions;
+    const float* cos_sin;      // [positions, rotary_dim]
+    const float* norm_weight;  // [dim]
+    const float* norm_bias;
+    float epsilon;
+    const int64_t* slots;
+    Cache cache;  // the keys' plane
+};
+
+// One query of the indexer against the entries of its sequence.
+struct IndexQuery {
+    const float* q;        // [heads, dim], dense
+    const float* weights;  // [heads]
+    int64_t heads, dim;
+    const int32_t* pages;
 };
 
 // Attention over parts of the keys, to become one: partials [parts, rows, dim], partial_lse [parts, rows], -infinity where a
@@ -175,6 +201,10 @@ struct KernelTable {
                               int64_t rows, int64_t size);
 
     RecurrentKernels recurrent;
+    void (*index_prologue)(const IndexPrologue& call, int64_t token_begin, int64_t token_end);
+    // scores[i] = sum over the heads of weight * max(q . key, 0) for the entries i of [begin, end); begin is a multiple of
+    // kKeyTile.
+    void (*index_scores)(const Cache& cache, const IndexQuery& query, int64_t begin, int64_t end, float* scores);
 
     // As `attend`, with queries and weights rounded to bfloat16; bfloat16 caches, `wide` given. Null where the set has none.
     void (*attend_rounded)(const Cache& cache, const AttentionTile& tile, int64_t split,

@@ -34,6 +34,7 @@ from tokenspeed_kernel_cpu import (
     recording,
     recurrent,
     sampling,
+    sparse,
 )
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
 from tokenspeed_kernel_cpu.threads import take_places
@@ -127,6 +128,13 @@ _DELTA: dict[str, TraitBound] = {
     "decay": one_of(*DECAYS),
 }
 _LATENT_READ: dict[str, TraitBound] = {**_LATENT, PAGE_SIZE_TRAIT: MultipleOf(1)}
+_INDEX_WIDTH: dict[str, TraitBound] = {"index_dim": Range(2, _native.MAX_INDEX_DIM)}
+_INDEX: dict[str, TraitBound] = {**_INDEX_WIDTH, "index_heads": Range(1), PAGE_SIZE_TRAIT: MultipleOf(1)}
+_SELECTED: dict[str, TraitBound] = {
+    "latent_dim": Range(1, _native.MAX_LATENT_DIM),
+    "rotary_dim": Range(0, _native.MAX_ROTARY_DIM),
+    PAGE_SIZE_TRAIT: MultipleOf(1),
+}
 
 
 def _register(
@@ -209,6 +217,14 @@ def register() -> None:
     _register("attention.mla_decode", latent.mla_decode, _ATTENTION, _LATENT_READ)
     _register("attention.mla_decode_partial", latent.mla_decode_partial, _ATTENTION, _LATENT_READ)
     _register("attention.mla_extend", latent.mla_extend, _ATTENTION, _LATENT_READ)
+    _register(
+        "attention.index_prologue",
+        sparse.index_prologue,
+        _ATTENTION,
+        {**_INDEX_WIDTH, "rotary_dim": MultipleOf(2, _native.MAX_INDEX_DIM)},
+    )
+    _register("attention.index_select", sparse.index_select, _ATTENTION, _INDEX)
+    _register("attention.mla_selected", sparse.mla_selected, _ATTENTION, _SELECTED)
     for operation, kernel, traits, version in (
         ("attention.decode", attention.rounded_decode, _READ, "2"),
         ("attention.extend", attention.rounded_extend, _READ, "2"),

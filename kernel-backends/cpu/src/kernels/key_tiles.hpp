@@ -52,6 +52,15 @@ struct KeyTile {
 template <class Element>
 void locate(const CachePlane& plane, const Cache& cache, const AttentionTile& tile, int64_t begin, int64_t count,
             const Element** pointers) {
+    if (tile.selected) {
+        for (int64_t j = 0; j < count; ++j) {
+            const int64_t entry = tile.selected[begin + j];
+            pointers[j] = (const Element*)plane.data +
+                          (int64_t)tile.pages[entry / cache.page_size] * plane.block_stride +
+                          tile.kv_head * plane.head_stride + entry % cache.page_size * plane.token_stride;
+        }
+        return;
+    }
     int64_t page = begin / cache.page_size;
     int64_t offset = begin % cache.page_size;
     for (int64_t j = 0; j < count; ++page, offset = 0) {
