@@ -36,6 +36,17 @@ class Attention(Protocol):
         """Of absorbed queries: float32 [T, heads, latent] and [T, heads, rotary]; writes ``out`` [T, heads, latent]."""
         ...
 
+    def select(self, place: int, q: torch.Tensor, weights: torch.Tensor, selected: torch.Tensor) -> None:
+        """Of an indexer: ``q`` float32 [T, heads, width], ``weights`` float32 [T, heads]; writes ``selected`` int32
+        [T, k], each token's best entries, see tokenspeed_kernel.ops.sparse."""
+        ...
+
+    def attend_selected(
+        self, place: int, q_latent: torch.Tensor, q_rope: torch.Tensor, selected: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """As attend_latent, over the entries of each token's own list, ``selected`` int32 [T, k]."""
+        ...
+
     @property
     def state_rows(self) -> StateRows:
         """Of a group of states."""

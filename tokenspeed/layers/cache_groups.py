@@ -39,7 +39,25 @@ def key_value_groups(config: ModelConfig, *, granularity: int) -> tuple[CacheGro
 
 def latent_group(config: ModelConfig, layers: Sequence[int], *, granularity: int) -> CacheGroupSpec:
     """The latents of multi-head latent attention and the rotated part of the key, one vector a token."""
+    return history("latent", layers, [_latent_field(config)], granularity=granularity)
+
+
+def sparse_latent_groups(config: ModelConfig, *, granularity: int) -> tuple[CacheGroupSpec, ...]:
+    """The latents of all layers, and the indexer's keys: beside the latents where every layer has an indexer, else in a
+    group of their own."""
+    index, everywhere = config.index, tuple(range(config.num_layers))
+    if index is None:
+        raise ValueError(f"{config.architecture}: the configuration has no indexer")
+    latent, key = _latent_field(config), CacheFieldSpec(name="index_key", heads=1, dim=index.width)
+    if index.layers == everywhere:
+        return (history("latent", everywhere, [latent, key], granularity=granularity),)
+    return (
+        history("latent", everywhere, [latent], granularity=granularity),
+        history("index", index.layers, [key], granularity=granularity),
+    )
+
+
+def _latent_field(config: ModelConfig) -> CacheFieldSpec:
     if config.latent is None:
         raise ValueError(f"{config.architecture}: the configuration has no latent attention")
-    width = config.latent.latent + config.latent.rotary
-    return history("latent", layers, [CacheFieldSpec(name="latent", heads=1, dim=width)], granularity=granularity)
+    return CacheFieldSpec(name="latent", heads=1, dim=config.latent.latent + config.latent.rotary)

@@ -37,6 +37,9 @@ OPERATIONS = (
     "attention.mla_prologue",
     "attention.mla_decode",
     "attention.mla_extend",
+    "attention.index_prologue",
+    "attention.index_select",
+    "attention.mla_selected",
     "sampling.sample",
     "sampling.apply_penalties",
     "sampling.logprobs",
@@ -195,6 +198,38 @@ class KernelBinder:
             kv_dtype=kv_dtype,
             activations=self._attention_rounding(kv_dtype),
             override=self._overrides.get(f"attention.{mode}"),
+        )
+        return self._keep(_reads(bound, page))
+
+    def index_prologue(self, *, index_dim: int, rotary_dim: int, kv_dtype: torch.dtype) -> Kernel:
+        """``fn(q, key, positions, cos_sin, norm_weight, norm_bias, eps, index_cache, slots)``."""
+        override = self._overrides.get("attention.index_prologue")
+        return self._keep(
+            ops.bind_index_prologue(index_dim=index_dim, rotary_dim=rotary_dim, kv_dtype=kv_dtype, override=override)
+        )
+
+    def index_select(self, *, index_dim: int, index_heads: int, page: int, kv_dtype: torch.dtype) -> Kernel:
+        """``fn(q, weights, index_cache, page_table, query_start, seq_lens, stride, selected)`` for blocks of ``page``
+        entries; raises as attention_read does."""
+        bound = ops.bind_index_select(
+            index_dim=index_dim,
+            index_heads=index_heads,
+            kernel_page_size=page,
+            kv_dtype=kv_dtype,
+            override=self._overrides.get("attention.index_select"),
+        )
+        return self._keep(_reads(bound, page))
+
+    def mla_selected(self, *, latent_dim: int, rotary_dim: int, page: int, kv_dtype: torch.dtype) -> Kernel:
+        """``fn(q_latent, q_rope, latent_cache, page_table, query_start, selected, scale, out, lse)`` for blocks of
+        ``page`` entries; raises as attention_read does."""
+        bound = ops.bind_mla_selected(
+            latent_dim=latent_dim,
+            rotary_dim=rotary_dim,
+            kernel_page_size=page,
+            kv_dtype=kv_dtype,
+            activations=self._attention_rounding(kv_dtype),
+            override=self._overrides.get("attention.mla_selected"),
         )
         return self._keep(_reads(bound, page))
 

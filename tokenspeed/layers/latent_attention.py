@@ -128,9 +128,19 @@ class LatentAttention:
             self._scale_rows(self._flat_q(tokens), self._growth, batch.positions, self._flat_q(tokens))
         q_latent, attended = self._q_latent(tokens), self._attended(tokens)
         self._to_latent(q[..., : self._plain], q_latent)
-        batch.attention[self._group].attend_latent(self._place, q_latent, q[..., self._plain :], attended)
+        self._attend(batch, x, q_latent, q[..., self._plain :], attended)
         self._to_value(attended, self._heads(tokens))
         self._output(self._flat_heads(tokens), out)
+
+    def _attend(
+        self,
+        batch: ForwardBatch,
+        x: torch.Tensor,  # noqa: ARG002 - layers that choose what to attend to look at it
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        batch.attention[self._group].attend_latent(self._place, q_latent, q_rope, out)
 
 
 def split_up_projection(

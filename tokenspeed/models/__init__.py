@@ -20,10 +20,12 @@ from tokenspeed.recipes.model_config import CheckpointError, ModelConfig
 MODELS = (
     "deepseek_v2",
     "deepseek_v3",
+    "deepseek_v32",
     "gemma3",
     "glm4",
     "glm4_moe",
     "glm4_moe_lite",
+    "glm_moe_dsa",
     "gpt_oss",
     "kimi_k25",
     "llama",

@@ -53,10 +53,13 @@ class LatentAttention(Strict):
 
 
 class SparseIndex(Strict):
-    """The indexer of sparse attention (DeepSeek-V3.2): heads and their width."""
+    """The indexer of sparse attention (DeepSeek-V3.2): heads, their width, tokens that it chooses for each query, and
+    the layers that have one, 0 for all."""
 
     heads: Positive
     width: Positive
+    chosen: Positive = 2048
+    layers: Count = 0
 
 
 class Experts(Strict):
@@ -146,6 +149,7 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         head_norms=config.qk_norm,
         biases=config.attention_bias,
         latent=_latent(config),
+        index=_index(config),
         experts=_experts(config),
         quantisation_block=1 if config.quantization is None else config.quantization.block_columns,
         by_position=_by_position(config),
@@ -172,6 +176,13 @@ def _latent(config: ModelConfig) -> LatentAttention | None:
     )
 
 
+def _index(config: ModelConfig) -> SparseIndex | None:
+    index = config.index
+    if index is None:
+        return None
+    return SparseIndex(heads=index.heads, width=index.width, chosen=index.chosen, layers=len(index.layers))
+
+
 def _experts(config: ModelConfig) -> Experts | None:
     experts = config.experts
     if experts is None:
@@ -189,7 +200,13 @@ def groups_of(config: ModelConfig) -> list[CacheGroup]:
     """The cache groups of a checkpoint that is here; the model's own declaration says the same."""
     if config.latent is not None:
         width = config.latent.latent + config.latent.rotary
-        return [CacheGroup(id="latent", layers=config.num_layers, values_per_layer=width, replicated=True)]
+        groups = []
+        if config.index is not None and len(config.index.layers) == config.num_layers:
+            width += config.index.width
+        elif config.index is not None:
+            count, key = len(config.index.layers), config.index.width
+            groups = [CacheGroup(id="index", layers=count, values_per_layer=key, replicated=True)]
+        return [CacheGroup(id="latent", layers=config.num_layers, values_per_layer=width, replicated=True), *groups]
     values = 2 * config.num_kv_heads * config.head_dim
     sliding = len(config.sliding_layers)
     groups = []
@@ -245,5 +262,7 @@ def _attention(model: Dimensions) -> tuple[int, int]:
     replicated = model.hidden * (latent.query_rank + latent.latent + latent.rotary) + latent.query_rank + latent.latent
     if model.index is not None:
         index = model.index
-        replicated += latent.query_rank * index.heads * index.width + model.hidden * (index.width + index.heads)
+        each = latent.query_rank * index.heads * index.width + model.hidden * (index.width + index.heads)
+        indexers = (index.layers or model.layers) * (each + 2 * index.width)
+        return model.layers * sharded, model.layers * replicated + indexers
     return model.layers * sharded, model.layers * replicated

@@ -105,7 +105,10 @@ def _attention_values(model: Dimensions) -> int:
     if latent is None:
         return 2 * (model.heads + model.kv_heads) * model.head_dim
     each = latent.plain + latent.rotary + 2 * latent.latent + latent.value
-    return model.heads * each + latent.query_rank + latent.latent + latent.rotary
+    values = model.heads * each + latent.query_rank + latent.latent + latent.rotary
+    if model.index is not None:
+        values += (model.index.heads + 1) * model.index.width + model.index.heads + model.index.chosen
+    return values
 
 
 def _feed_forward_values(model: Dimensions) -> int:

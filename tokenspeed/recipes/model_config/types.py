@@ -48,6 +48,24 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexConfig:
+    """The indexer of DeepSeek Sparse Attention.
+
+    Attributes:
+        heads, width: its heads and the elements of one.
+        chosen: tokens that a query attends to at most.
+        layers: those that have one; the others attend to what the last such layer before them chose.
+        paired: whether the checkpoint has elements that rotate together side by side, else half a rotary part apart.
+    """
+
+    heads: int
+    width: int
+    chosen: int
+    layers: tuple[int, ...]
+    paired: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
     """A mixture of experts.
 
@@ -104,7 +122,7 @@ class ModelConfig:
         soft_cap, logit_soft_cap: what scores and logits are capped at, x becoming c * tanh(x / c); 0.0: they are not.
         embedding_scale: what embeddings are multiplied by, rounded to the type that they are stored in.
         activation: of the dense MLPs; ``joined_gate_up``: whether the checkpoint has their gate and up as one matrix.
-        latent, experts: of models that have them.
+        latent, index, experts: of models that have them.
         ignored_weights: regular expressions for tensors of the checkpoint that are left out knowingly: a vision
             encoder, layers that draft tokens.
     """
@@ -143,6 +161,7 @@ class ModelConfig:
     activation: GatedKind = "silu"
     joined_gate_up: bool = False
     latent: LatentConfig | None = None
+    index: IndexConfig | None = None
     experts: ExpertsConfig | None = None
     ignored_weights: tuple[str, ...] = ()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tokenspeed.recipes.model_config.families import dense, gemma, glm, gpt_oss, latent, mixtral, mixture
+from tokenspeed.recipes.model_config.families import dense, gemma, glm, gpt_oss, latent, mixtral, mixture, sparse
 from tokenspeed.recipes.model_config.fields import Fields
 from tokenspeed.recipes.model_config.huggingface import Generation
 from tokenspeed.recipes.model_config.types import ModelConfig
@@ -26,6 +26,8 @@ FAMILIES: dict[str, tuple[str, Reader]] = {
     "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_with_vision),
     "DeepseekV2ForCausalLM": ("deepseek_v2", latent.deepseek_v2),
     "Mistral4ForCausalLM": ("mistral4", latent.mistral4),
+    "DeepseekV32ForCausalLM": ("deepseek_v32", sparse.deepseek_v32),
+    "GlmMoeDsaForCausalLM": ("glm_moe_dsa", sparse.glm_moe_dsa),
     "Kimi_K25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
     "KimiK25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
 }
