@@ -319,7 +319,7 @@ async def test_a_model_without_a_template_says_so_at_the_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Known failure 33, first half."""
-    monkeypatch.setattr("tokenspeed.frontend.text_assets.CHAT_TEMPLATE", "")
+    monkeypatch.setattr("tokenspeed.frontend.family_text.CHAT_TEMPLATE", "")
     stack = Stack()
     assert "--chat-template" in caplog.text and not stack.llm.has_chat_template
     with pytest.raises(RequestRefused, match="--chat-template"):

@@ -86,6 +86,8 @@ def test_variables_do_not_replace_what_is_fixed() -> None:
         "{{ cycler.__init__.__globals__ }}",
         "{{ missing.attribute }}",
         "{{ 1 // 0 }}",
+        "{% set ns = namespace(_x=1) %}{{ ns }}",
+        "{% set ns = namespace() %}{% set ns.__init__ = 1 %}x",
     ],
 )
 def test_a_template_stays_in_its_sandbox(source: str) -> None:
@@ -95,6 +97,12 @@ def test_a_template_stays_in_its_sandbox(source: str) -> None:
     except ChatTemplateError:
         text = ""
     assert text == "" and messages == [{"role": "user", "content": "x"}]
+
+
+def test_what_is_set_in_a_generation_block_stays_there() -> None:
+    source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
+    expected, _ = render_jinja_template([MESSAGES], chat_template=source)
+    assert ChatTemplate(source, "", "").render(MESSAGES) == expected[0] == "21"
 
 
 def test_a_broken_template_is_named_with_its_line() -> None:

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tokenspeed.frontend.family_text import WITHOUT_TEMPLATE, family_text
 from tokenspeed.frontend.text_assets import folder_chat_template, load_text_assets
 from tokenspeed.frontend.token_bytes import byte_level_alphabet, byte_level_bytes
 from tokenspeed.frontend.tokenizer import TokenizerError, decode
 from tokenspeed.frontend.tokenizer_bytes import ByteTokenizer
 from tokenspeed.frontend.tokenizer_library import load_folder_tokenizer
+from tokenspeed.recipes.model_config import ARCHITECTURES
 from tokenspeed.recipes.resolved import ModelSource
 
 CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café 你好", "hello hello world"] * 4
@@ -129,6 +131,18 @@ def test_where_the_template_comes_from(tmp_path: Path, entry: object, found: str
     assert load_text_assets(ModelSource(kind="folder", path=str(tmp_path))).chat_template == found
     (tmp_path / "chat_template.jinja").write_text("file wins")
     assert folder_chat_template(tmp_path) == "file wins"
+
+
+def test_a_template_of_ours_where_checkpoints_bring_an_encoder(tmp_path: Path) -> None:
+    byte_level(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    assert folder_chat_template(tmp_path) == ""
+    for name in WITHOUT_TEMPLATE:
+        if name in ARCHITECTURES.values():
+            (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+            assert folder_chat_template(tmp_path) == family_text(name).chat_template()
+    (tmp_path / "chat_template.jinja").write_text("its own wins")
+    assert folder_chat_template(tmp_path) == "its own wins"
 
 
 @pytest.mark.parametrize("entry", [[{"name": "rag", "template": "x"}], [1], 7])

@@ -7,9 +7,13 @@ from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from tokenspeed.frontend.tool_declaration import NAME, declare_tools, sorted_deep
 
 
 class ChatTemplateError(ValueError):
@@ -21,9 +25,29 @@ class _GenerationTag(Extension):
 
     tags = {"generation"}  # noqa: RUF012 (the base class declares it as an instance's)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)  # what is set inside stays inside
+
+
+class _Namespace(Namespace):
+    """Jinja's own, without the names that lead to a program's insides."""
+
+    def __init__(self, /, *parts: Any, **values: Any) -> None:
+        given = dict(*parts, **values)
+        for name in given:
+            _refuse_hidden(name)
+        super().__init__(given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_hidden(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_hidden(name: str) -> None:
+    if name.startswith("_"):
+        raise SecurityError(f"a namespace takes no name that begins with an underscore, such as {name!r}")
 
 
 class ChatTemplate:
@@ -37,6 +61,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
+        environment.globals["namespace"] = _Namespace
+        self._wants_declarations = NAME in source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._template = environment.from_string(source)
@@ -63,8 +89,12 @@ class ChatTemplate:
             ChatTemplateError: the template refuses the conversation, or fails on it.
         """
         fixed = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
+        given = {"tools": None, "documents": None, **(variables or {})}
+        if self._wants_declarations and given["tools"] and NAME not in given:
+            given["tools"] = sorted_deep(given["tools"])
+            given[NAME] = declare_tools(given["tools"])
         try:
-            text: str = self._template.render({"tools": None, "documents": None, **(variables or {}), **fixed})
+            text: str = self._template.render({**given, **fixed})
         except ChatTemplateError:
             raise
         except Exception as error:  # a template can fail in any way that code can

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenspeed.frontend.family_text import WITHOUT_TEMPLATE, family_text
 from tokenspeed.frontend.tokenizer import Tokenizer, TokenizerError
-from tokenspeed.frontend.tokenizer_bytes import CHAT_TEMPLATE, ByteTokenizer
 from tokenspeed.frontend.tokenizer_gguf import build_gguf_tokenizer
 from tokenspeed.frontend.tokenizer_library import load_folder_tokenizer, read_json
+from tokenspeed.frontend.tokenizer_smoke import smoke_tokenizer
 from tokenspeed.recipes.gguf_file import GgufError, read_gguf_header
+from tokenspeed.recipes.model_config import named_architecture
 from tokenspeed.recipes.resolved import ModelSource
 
 
@@ -41,16 +43,30 @@ def _from_gguf(path: Path) -> TextAssets:
 
 
 def _built_in(source: ModelSource) -> TextAssets:
+    """A small vocabulary and a template in the manner of the family."""
     try:
         config = json.loads(source.random_config)
-        vocab_size = int(config["vocab_size"])
-    except (ValueError, KeyError, TypeError) as error:
+        inner = config.get("text_config", config)
+        vocab_size = int(inner["vocab_size"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TokenizerError(f"the random model's configuration has no usable vocab_size: {error!r}") from error
-    return TextAssets(ByteTokenizer(vocab_size), CHAT_TEMPLATE)
+    text = family_text(named_architecture(config))
+    return TextAssets(smoke_tokenizer(vocab_size, text), text.chat_template())
 
 
 def folder_chat_template(folder: Path) -> str:
-    """Returns the template of a model folder: chat_template.jinja, else tokenizer_config.json; "" without one."""
+    """Returns the template of a model folder: chat_template.jinja, else tokenizer_config.json, else one of ours for an
+    architecture whose checkpoints bring an encoder instead; "" without any."""
+    return _own_template(folder) or _template_for(folder)
+
+
+def _template_for(folder: Path) -> str:
+    path = folder / "config.json"
+    architecture = named_architecture(read_json(path)) if path.is_file() else ""
+    return family_text(architecture).chat_template() if architecture in WITHOUT_TEMPLATE else ""
+
+
+def _own_template(folder: Path) -> str:
     path = folder / "chat_template.jinja"
     if path.is_file():
         try:

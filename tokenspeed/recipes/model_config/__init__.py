@@ -5,6 +5,7 @@ plan its sizes: one reading for all.
 """
 
 import json
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,16 @@ def _parsed(where: str, text: str) -> dict[str, Any]:
 
 def _from_huggingface(fields: Fields, generation: dict[str, Any]) -> ModelConfig:
     return _checked(_reader(fields)(fields, generation), fields.where)
+
+
+def named_architecture(values: Mapping[str, Any]) -> str:
+    """Our name of the architecture that a config.json names by class or model type; "" where it is not supported."""
+    names = values.get("architectures")
+    for name in names if isinstance(names, list) else []:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    model_type = str(values.get("model_type"))
+    return model_type if model_type in ARCHITECTURES.values() else ""
 
 
 def _reader(fields: Fields) -> Reader:
