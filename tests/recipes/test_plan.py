@@ -101,7 +101,7 @@ def test_a_pool_too_small_or_too_large_does_not_fit(make_machine: MakeMachine, a
 
 def test_a_random_models_figures_come_from_its_own_dimensions(make_machine: MakeMachine) -> None:
     found = plan(make_machine(), "kimi-k2.5", profile="smoke")
-    assert found.bytes_per_token == 2 * 4 * 4 * 32 * 4
+    assert found.bytes_per_token == 4 * (64 + 16) * 4  # layers, latent and rotated key, float32
     assert found.facts.context == 4096
     assert found.facts.dimensions is not None
     assert found.facts.weight_bytes == 4 * count_parameters(found.facts.dimensions).total

@@ -31,7 +31,7 @@ def test_kimi_on_b200_is_the_published_arithmetic() -> None:
     assert plan("kimi-k2.5", "b200", "parallel.tp=8 parallel.ep=8").bytes_per_token == 35_136
     text = "\n".join(render_plan(found))
     assert "35,136 B a token on each rank in float8_e4m3, whole on every rank" in text
-    assert "missing   model family kimi_k25" in text
+    assert "missing   weight format nvfp4" in text and "model family" not in text
 
 
 def test_half_of_gpt_oss_is_windowed() -> None:
@@ -93,8 +93,8 @@ def test_a_groups_own_type_does_not_follow_the_caches() -> None:
         (61 * 576 * 2, "bfloat16"),
         (61 * 132, "float8_e4m3"),
     ]
-    # Blocks of both sizes divide one parent.
-    assert [facts.children_per_parent for facts in found.shape.facts] == [11, 96]
+    # Blocks of both sizes divide one parent; the indexer's are a little longer for it.
+    assert [facts.children_per_parent for facts in found.shape.facts] == [7, 61]
 
 
 def test_a_state_is_one_block_a_request() -> None:

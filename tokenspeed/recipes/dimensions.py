@@ -63,13 +63,15 @@ class SparseIndex(Strict):
 
 
 class Experts(Strict):
-    """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token."""
+    """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token, and where the choice is
+    ``corrected`` the router has a bias for each expert."""
 
     layers: Positive
     count: Positive
     active: Positive
     shared: Count = 0
     intermediate: Positive
+    corrected: bool = False
 
 
 class Vision(Strict):
@@ -193,6 +195,7 @@ def _experts(config: ModelConfig) -> Experts | None:
         active=experts.active,
         shared=-(-experts.shared_intermediate // experts.intermediate),
         intermediate=experts.intermediate,
+        corrected=experts.corrected,
     )
 
 
@@ -238,7 +241,7 @@ def count_parameters(model: Dimensions) -> Parameters:
         each = 3 * model.hidden * experts.intermediate
         expert_count = experts.layers * experts.count * each
         sharded += experts.layers * experts.shared * each
-        replicated += experts.layers * experts.count * model.hidden
+        replicated += experts.layers * experts.count * (model.hidden + experts.corrected)
     if model.vision is not None:
         encoder = model.vision.parameters
         sharded, replicated = (

@@ -1,5 +1,6 @@
 """What a profile may ask for that this version of the engine does not have: ``run`` refuses it by name."""
 
+from tokenspeed.recipes.model_config import ARCHITECTURES, named_architecture
 from tokenspeed.recipes.schema import (
     HuggingFaceWeights,
     PackageWeights,
@@ -11,7 +12,9 @@ from tokenspeed.recipes.schema import (
     Weights,
 )
 
-RUNNABLE_FAMILIES = frozenset({"llama", "qwen3"})
+RUNNABLE_FAMILIES = frozenset(ARCHITECTURES.values())
+"""Those that config.json can be read of: there is a model for each (docs/models.md)."""
+
 _DENSE_FORMATS = ("float32", "bfloat16", "float16", "gguf-f32", "gguf-f16", "gguf-bf16")
 _BLOCK_FORMATS = ("gguf-q4_0", "gguf-q4_1", "gguf-q8_0")
 # What converters call the mixtures of K blocks; each holds several of Q2_K to Q6_K.
@@ -30,7 +33,7 @@ def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys:
     if vendor != "cpu":
         missing.append(f"devices of vendor {vendor} (this version computes on the CPU)")
     if family not in RUNNABLE_FAMILIES:
-        missing.append(f"model family {family} (it has {', '.join(sorted(RUNNABLE_FAMILIES))})")
+        missing.append(f"model family {family}")
     weight_format = getattr(weights, "format", "")
     if weight_format not in RUNNABLE_FORMATS:
         missing.append(f"weight format {weight_format}")
@@ -54,9 +57,9 @@ def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys:
 def family_of(recipe: Recipe, profile: Profile) -> str:
     """The family that really runs: the recipe's, or for random weights the one their config names."""
     weights = profile.weights or recipe.weights
-    if isinstance(weights, RandomWeights):
-        return str(weights.config.get("model_type", recipe.family))
-    return recipe.family
+    if not isinstance(weights, RandomWeights):
+        return recipe.family
+    return named_architecture(weights.config) or str(weights.config.get("model_type", recipe.family))
 
 
 def weights_bytes(weights: Weights) -> int:

@@ -235,7 +235,7 @@ def _refuse_indivisible(resolution: Resolution, facts: ModelFacts) -> None:
 def _cpu_terms(resolution: Resolution, facts: ModelFacts, longest: int) -> list[Term]:
     keys, model = resolution.keys, facts.dimensions
     terms = [weights_term(facts.weight_bytes, model, keys.parallel, facts.stored)]
-    if model is not None and model.latent is None and model.experts is None:
+    if model is not None and _readable(resolution):
         terms.append(
             cpu_workspace_term(
                 model,

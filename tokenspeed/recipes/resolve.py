@@ -221,7 +221,7 @@ def _warnings(
         lines.append(f"no profile for devices runs here ({', '.join(passed_over)}): taking {chosen} on the CPU")
     if isinstance(weights, RandomWeights):
         lines.append(f"RANDOM WEIGHTS, this is not {recipe.name}: {weights.note or 'its text is noise'}")
-        family = str(weights.config.get("model_type", recipe.family))
+        family = family_of(recipe, recipe.profiles[chosen])
         if family != recipe.family:
             lines.append(
                 f"it is of the family {family}, not {recipe.family}: it stands in until that family has landed"
