@@ -9,6 +9,7 @@ from tiny_models import random_config
 from tokenspeed.device.builder import build_device_side
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
 from tokenspeed.models import architecture
+from tokenspeed.recipes.catalogue import recipe_names
 from tokenspeed.recipes.capacity import cache_shape
 from tokenspeed.recipes.dimensions import groups_of
 from tokenspeed.recipes.machine import detect_machine
@@ -66,6 +67,25 @@ def test_a_built_engine_takes_what_was_planned(assignments: str) -> None:
         assert 0 <= specs.untouched_bytes <= specs.arena_bytes + specs.host_bytes
         if specs.arena_bytes >= 4 << 20:
             assert specs.untouched_bytes >= specs.arena_bytes // 4
+    finally:
+        build.handle.shutdown()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_smoke_profile_takes_what_was_planned(name: str) -> None:
+    machine = detect_machine()
+    resolution = resolve(name, machine, profile="smoke", overrides=set_values(["kv.bytes=8MiB"]))
+    plan, source = make_plan(resolution, machine), model_source(resolution)
+    assert source is not None and plan.pool is not None
+    config = read_model_config(source)
+    groups = architecture(config.architecture).cache_groups(config, granularity=64)
+    layout = ArenaLayout.of(groups, torch.float32)
+    assert (plan.shape.facts, plan.shape.parent_bytes) == (layout.facts, layout.parent_bytes)
+    build = build_device_side(planned(resolution.config(source), plan), config, report=lambda *_: None)
+    try:
+        specs, terms = build.specs, {term.name: term.bytes for term in plan.terms}
+        found = (specs.weight_bytes, specs.workspace_bytes, specs.arena_bytes)
+        assert found == (terms["weights"], terms["workspace"], plan.pool.bytes)
     finally:
         build.handle.shutdown()
 

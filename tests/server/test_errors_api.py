@@ -63,7 +63,14 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
             "unsupported_field",
-            "image_url",
+            "does not take pictures yet",
+        ),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages[0].content[0].type",
+            "unsupported_field",
+            "text only",
         ),
         (
             "chat",

@@ -19,6 +19,13 @@ _UNSUPPORTED = {
     "reasoning_content": "reasoning cannot be given back to the model by this version",
 }
 
+_PICTURES = "this version does not take pictures yet, whatever the model; send text"
+_OTHER_PARTS = {
+    **dict.fromkeys(("image_url", "input_image", "image", "video_url", "input_video", "video"), _PICTURES),
+    **dict.fromkeys(("input_audio", "audio_url", "audio"), "this server reads and writes text only"),
+    "file": "this server takes no files; send their text",
+}
+
 
 def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
     """Returns the messages as dictionaries of text; raises ApiError (400) naming what cannot be honoured."""
@@ -52,7 +59,8 @@ def _text(content: str | list[ContentPart], where: str) -> str:
     texts = []
     for at, part in enumerate(content):
         if part.type != "text":
-            raise _unsupported(f"{where}[{at}].type", f"{part.type!r}: this model reads text only")
+            why = _OTHER_PARTS.get(part.type, "a part is of type text")
+            raise _unsupported(f"{where}[{at}].type", f"{part.type!r}: {why}")
         if part.text is None:
             raise ApiError(400, f"{where}[{at}].text is missing", code="missing_field", param=f"{where}[{at}].text")
         texts.append(part.text)
