@@ -9,8 +9,8 @@ from tiny_models import random_config
 from tokenspeed.device.builder import build_device_side
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
 from tokenspeed.models import architecture
-from tokenspeed.recipes.catalogue import recipe_names
 from tokenspeed.recipes.capacity import cache_shape
+from tokenspeed.recipes.catalogue import recipe_names
 from tokenspeed.recipes.dimensions import groups_of
 from tokenspeed.recipes.machine import detect_machine
 from tokenspeed.recipes.model_config import read_model_config

@@ -1,5 +1,5 @@
-"""Every recipe's smoke profile starts and answers over HTTP: three a day with the tests of every change, all with the long
-ones. TOKENSPEED_SMOKE_DAY=N takes another day's three.
+"""Every recipe's smoke profile starts and answers over HTTP: three a day with the tests of every change, all with the
+long ones. TOKENSPEED_SMOKE_DAY=N takes another day's three.
 """
 
 import os

@@ -13,7 +13,7 @@ from tokenspeed.frontend.text_assets import folder_chat_template, load_text_asse
 from tokenspeed.frontend.token_bytes import byte_level_alphabet, byte_level_bytes
 from tokenspeed.frontend.tokenizer import TokenizerError, decode
 from tokenspeed.frontend.tokenizer_bytes import ByteTokenizer
-from tokenspeed.frontend.tokenizer_library import load_folder_tokenizer
+from tokenspeed.frontend.tokenizer_folder import load_folder_tokenizer
 from tokenspeed.recipes.model_config import ARCHITECTURES
 from tokenspeed.recipes.resolved import ModelSource
 
@@ -107,10 +107,10 @@ def test_other_decoders_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match=r"no tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json, tiktoken\.model, tokenizer\.model\. Copy"):
         load_folder_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.model").write_bytes(b"")
-    with pytest.raises(TokenizerError, match=r"tokenizer\.model is there"):
+    (tmp_path / "qwen.tiktoken").write_bytes(b"")
+    with pytest.raises(TokenizerError, match=r"qwen\.tiktoken is there"):
         load_folder_tokenizer(tmp_path)
     for text in ("{", "[]", '{"decoder": null}'):
         (tmp_path / "tokenizer.json").write_text(text)

@@ -7,8 +7,9 @@ from typing import Any
 
 from tokenspeed.frontend.family_text import WITHOUT_TEMPLATE, family_text
 from tokenspeed.frontend.tokenizer import Tokenizer, TokenizerError
+from tokenspeed.frontend.tokenizer_folder import load_folder_tokenizer
 from tokenspeed.frontend.tokenizer_gguf import build_gguf_tokenizer
-from tokenspeed.frontend.tokenizer_library import load_folder_tokenizer, read_json
+from tokenspeed.frontend.tokenizer_library import read_json
 from tokenspeed.frontend.tokenizer_smoke import smoke_tokenizer
 from tokenspeed.recipes.gguf_file import GgufError, read_gguf_header
 from tokenspeed.recipes.model_config import named_architecture

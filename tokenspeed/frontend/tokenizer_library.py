@@ -1,6 +1,7 @@
-"""A tokenizer on the ``tokenizers`` library, read from the tokenizer.json of a model folder."""
+"""A tokenizer on the ``tokenizers`` library, and its reading from a tokenizer.json."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ class LibraryTokenizer:
         library: the tokenizer; its truncation and padding are switched off, because nothing is cut in silence.
         token_to_bytes: for tokens of the vocabulary proper; added tokens stand for their own text.
         bos_token, eos_token: their text or "".
-        prefix, suffix: ids put around a plain text by ``add_special_tokens``; None leaves that to the library's own
-            post-processor.
+        surround: ids put before and behind a plain text by ``add_special_tokens``; None leaves that to the library's
+            own post-processor.
+        prepare: what is done to a whole text before special tokens are looked for in it.
     """
 
     def __init__(
@@ -28,12 +30,14 @@ class LibraryTokenizer:
         bos_token: str,
         eos_token: str,
         surround: tuple[list[int], list[int]] | None = None,
+        prepare: Callable[[str], str] | None = None,
     ) -> None:
         library.no_truncation()
         library.no_padding()
         self._library = library
         self._token_to_bytes = token_to_bytes
         self._surround = surround
+        self._prepare = prepare
         added = library.get_added_tokens_decoder()
         self._bytes = {token_id: token.content.encode() for token_id, token in added.items()}
         self._vocab_size: int = library.get_vocab_size(with_added_tokens=True)
@@ -47,6 +51,8 @@ class LibraryTokenizer:
         return self._vocab_size
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self._prepare is not None:
+            text = self._prepare(text)
         if self._surround is None:
             ids: list[int] = self._library.encode(text, add_special_tokens=add_special_tokens).ids
         else:
@@ -77,34 +83,34 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def load_folder_tokenizer(folder: Path) -> LibraryTokenizer:
-    """Reads tokenizer.json and, for the special tokens, tokenizer_config.json and special_tokens_map.json.
+def read_special_names(folder: Path) -> dict[str, Any]:
+    """What special_tokens_map.json and tokenizer_config.json say, the latter first; empty without them."""
+    names: dict[str, Any] = {}
+    for beside in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / beside).is_file():
+            names.update({key: value for key, value in read_json(folder / beside).items() if value is not None})
+    return names
 
-    Raises TokenizerError where the first is missing, damaged or of an unknown kind.
+
+def load_tokenizer_json(path: Path, names: Mapping[str, Any]) -> LibraryTokenizer:
+    """Reads a tokenizer.json; ``names`` are read_special_names'.
+
+    Raises TokenizerError where it is damaged or of an unknown kind.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        others = [name for name in ("tokenizer.model", "tiktoken.model", "vocab.json") if (folder / name).is_file()]
-        found = f"; {', '.join(others)} is there, but that format is not read yet" if others else ""
-        raise TokenizerError(f"{folder}: no tokenizer.json{found}. Copy the model's tokenizer.json into the folder")
     document = read_json(path)
     try:
         library = Library.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"{path}: {error}") from error
-    names: dict[str, Any] = {}
-    for beside in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / beside).is_file():
-            names.update({key: value for key, value in read_json(folder / beside).items() if value is not None})
     return LibraryTokenizer(
         library,
         token_to_bytes_for(document.get("decoder"), str(path)),
-        bos_token=_token_text(names.get("bos_token")),
-        eos_token=_token_text(names.get("eos_token")),
+        bos_token=token_text(names.get("bos_token")),
+        eos_token=token_text(names.get("eos_token")),
     )
 
 
-def _token_text(entry: Any) -> str:
-    """A special token is given as its text or as an object with a ``content``."""
+def token_text(entry: Any) -> str:
+    """A special token's text, which is given as such or as an object with a ``content``."""
     text = entry.get("content") if isinstance(entry, dict) else entry
     return text if isinstance(text, str) else ""
