@@ -147,7 +147,16 @@ def test_what_surrounds_a_text(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"tokenizer.ggml.model": "llama"}, "'llama' is not read yet"),
+        ({"tokenizer.ggml.model": "bert"}, "'bert' is not read"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.scores has not one number"),
+        (
+            {
+                "tokenizer.ggml.model": "llama",
+                "tokenizer.ggml.scores": [0.0] * 49152,
+                "tokenizer.ggml.token_type": [9] * 49152,
+            },
+            "tokenizer.ggml.token_type: 9",
+        ),
         ({"tokenizer.ggml.pre": "falcon"}, "'falcon' is not known"),
         ({"tokenizer.ggml.pre": None}, "'' is not known"),
         ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens is missing"),

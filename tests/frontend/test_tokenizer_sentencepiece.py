@@ -14,6 +14,7 @@ from tokenspeed.frontend.detokenizer import IncrementalDetokenizer
 from tokenspeed.frontend.sentencepiece_file import read_sentencepiece
 from tokenspeed.frontend.tokenizer import TokenizerError, decode
 from tokenspeed.frontend.tokenizer_folder import load_folder_tokenizer
+from tokenspeed.frontend.tokenizer_gguf import build_gguf_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 WORDS = [
@@ -132,6 +133,25 @@ def test_spaces_behind_special_tokens(tmp_path: Path, config: dict[str, Any], ex
     tokenizer = load_folder_tokenizer(written(tmp_path, model(2), **config))
     ids = tokenizer.encode("<s>hi</s>hi", add_special_tokens=False)
     assert [tokenizer.token_name(token) for token in ids] == expected
+
+
+def test_the_same_pieces_out_of_a_gguf(tmp_path: Path) -> None:
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [text for text, _, _ in PIECES],
+        "tokenizer.ggml.scores": [score for _, score, _ in PIECES],
+        "tokenizer.ggml.token_type": [kind for _, _, kind in PIECES],
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    read, ours = load_folder_tokenizer(written(tmp_path, model(2))), build_gguf_tokenizer(metadata, "the file")
+    for text in ("hello hi 你é", "<s>hi</s>hi<tool>", "  aba", ""):
+        assert ours.encode(text, True) == read.encode(text, True)
+        assert decode(ours, ours.encode(text, True)) == decode(read, read.encode(text, True))
+    assert (ours.bos_token, ours.eos_token, ours.special_ids) == (read.bos_token, read.eos_token, read.special_ids)
+    bare = build_gguf_tokenizer(metadata | {"tokenizer.ggml.add_space_prefix": False}, "the file")
+    assert [bare.token_name(token) for token in bare.encode("hi", False)] == ["h", "i"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Builds the tokenizer that a GGUF file describes in its metadata: byte-level BPE with a named pre-tokenizer."""
+"""Builds the tokenizer that a GGUF file describes: byte-level BPE with a named pre-tokenizer, or SentencePiece's pieces."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
+from tokenspeed.frontend.sentencepiece_file import Piece, PieceKind, SentencePieceModel
 from tokenspeed.frontend.token_bytes import byte_level_bytes
 from tokenspeed.frontend.tokenizer import TokenizerError
 from tokenspeed.frontend.tokenizer_library import LibraryTokenizer
+from tokenspeed.frontend.tokenizer_sentencepiece import added_tokens, build_from_pieces, own_tokens
 
 _CONTROL, _USER_DEFINED = 3, 4
 
@@ -31,17 +33,17 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> LibraryTok
         TokenizerError: a part is missing or contradicts another, or the model or pre-tokenizer is not known here.
     """
     kind = metadata.get("tokenizer.ggml.model")
+    if kind == "llama":
+        return _from_pieces(metadata, origin)
     if kind != "gpt2":
         raise TokenizerError(
-            f"{origin}: the tokenizer model {kind!r} is not read yet; 'gpt2' (byte-level BPE) is. "
-            "Serve the model's folder with its tokenizer.json instead"
+            f"{origin}: the tokenizer model {kind!r} is not read; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) "
+            "are. Serve the model's folder with its tokenizer.json instead"
         )
     name = str(metadata.get("tokenizer.ggml.pre", ""))
     name = _ALIASES.get(name, name)
     tokens = _array(metadata, "tokenizer.ggml.tokens", origin)
-    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
-    if len(types) != len(tokens):
-        raise TokenizerError(f"{origin}: {len(tokens)} tokens, but {len(types)} token types: the file is damaged")
+    types = _types(metadata, tokens, origin)
     library = _library(name, tokens, _merges(metadata, origin), origin)
     library.add_tokens(_added(tokens, types, _USER_DEFINED))
     library.add_special_tokens(_added(tokens, types, _CONTROL))
@@ -59,6 +61,54 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> LibraryTok
             [end] if adds_end and end is not None else [],
         ),
     )
+
+
+def _from_pieces(metadata: Mapping[str, Any], origin: str) -> LibraryTokenizer:
+    """SentencePiece's pieces with their scores; a space stands in front of each text between two special tokens."""
+    tokens = _array(metadata, "tokenizer.ggml.tokens", origin)
+    types = _types(metadata, tokens, origin)
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise TokenizerError(f"{origin}: tokenizer.ggml.scores has not one number for each of {len(tokens)} tokens")
+    try:
+        pieces = [Piece(*each) for each in zip(tokens, map(float, scores), map(PieceKind, types), strict=True)]
+    except ValueError as error:
+        raise TokenizerError(f"{origin}: tokenizer.ggml.token_type: {error}") from error
+    ids = {
+        name: _token_id(metadata, f"tokenizer.ggml.{name}_token_id", tokens, origin)
+        for name in ("unknown", "bos", "eos")
+    }
+    unknown, begin, end = (-1 if at is None else at for at in ids.values())
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    model = SentencePieceModel(
+        pieces=pieces,
+        kind="bpe",
+        unknown=unknown,
+        begin=begin,
+        end=end,
+        characters=b"",
+        dummy_prefix=prefix,
+        trims=bool(metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
+    )
+    return build_from_pieces(
+        model,
+        origin,
+        added_tokens(own_tokens(model)),
+        ends=("", ""),
+        adds=(
+            bool(metadata.get("tokenizer.ggml.add_bos_token", True)),
+            bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
+        ),
+        prefix=prefix,
+        legacy=True,
+    )
+
+
+def _types(metadata: Mapping[str, Any], tokens: list[str], origin: str) -> list[int]:
+    types = metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
+    if len(types) != len(tokens):
+        raise TokenizerError(f"{origin}: {len(tokens)} tokens, but {len(types)} token types: the file is damaged")
+    return list(types)
 
 
 def _library(name: str, tokens: list[str], merges: list[tuple[str, str]], origin: str) -> Library:

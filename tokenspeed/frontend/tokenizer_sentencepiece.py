@@ -1,6 +1,6 @@
 """Builds the tokenizer of a model folder that has a SentencePiece file and no tokenizer.json."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,39 +30,83 @@ def load_sentencepiece(path: Path, config: Mapping[str, Any]) -> LibraryTokenize
         TokenizerError: the file is damaged, or its parts do not fit together.
     """
     model = read_sentencepiece(path)
-    library = _library(model, path)
     asked = config.get("add_prefix_space")
-    spaces = _Spaces(model, prefix=model.dummy_prefix if asked is None else bool(asked))
-    legacy = config.get("legacy", True) is not False
+    return build_from_pieces(
+        model,
+        str(path),
+        _added(model, path, config),
+        ends=(token_text(config.get("bos_token")), token_text(config.get("eos_token"))),
+        adds=(bool(config.get("add_bos_token", True)), bool(config.get("add_eos_token", False))),
+        prefix=model.dummy_prefix if asked is None else bool(asked),
+        legacy=config.get("legacy", True) is not False,
+    )
+
+
+def build_from_pieces(
+    model: SentencePieceModel,
+    origin: str,
+    added: Sequence[AddedToken],
+    *,
+    ends: tuple[str, str],
+    adds: tuple[bool, bool],
+    prefix: bool,
+    legacy: bool,
+) -> LibraryTokenizer:
+    """Returns the tokenizer of ``model``.
+
+    Args:
+        model: pieces and what is done to characters.
+        origin: the file's name, for messages.
+        added: tokens that are looked for before all else, by id.
+        ends: the tokens that begin and end a text; where "" is given, the model's own.
+        adds: whether ``add_special_tokens`` puts them around a text.
+        prefix, legacy: whether a text gets a space in front, and each part between special tokens too.
+
+    Raises:
+        TokenizerError: the pieces do not make a tokenizer.
+    """
+    library = _library(model, origin)
+    spaces = _Spaces(model, prefix=prefix, special=[token.content for token in added if token.special])
     library.normalizer = spaces.normalizer(of_parts=legacy)
     library.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    added = _added(model, path, config)
     for token in added:
         library.add_tokens([token])
-    spaces.special = tuple(token.content for token in added if token.special)
-    begin = token_text(config.get("bos_token")) or _named(model, model.begin)
-    end = token_text(config.get("eos_token")) or _named(model, model.end)
-    ids = {name: token for name in (begin, end) if (token := library.token_to_id(name)) is not None}
+    begin, end = (given or _named(model, own) for given, own in zip(ends, (model.begin, model.end), strict=True))
+    around = [
+        [at] if wanted and name and (at := library.token_to_id(name)) is not None else []
+        for name, wanted in zip((begin, end), adds, strict=True)
+    ]
     return LibraryTokenizer(
         library,
         word_piece_bytes,
         begin,
         end,
-        surround=(
-            [ids[begin]] if begin in ids and config.get("add_bos_token", True) else [],
-            [ids[end]] if end in ids and config.get("add_eos_token", False) else [],
-        ),
+        surround=(around[0], around[1]),
         prepare=None if legacy else spaces.prepare,
     )
+
+
+def own_tokens(model: SentencePieceModel) -> dict[int, tuple[str, bool]]:
+    """The pieces that are looked for before all else, by id, and whether they steer: control and user-defined ones."""
+    return {
+        at: (piece.text, piece.kind != PieceKind.USER_DEFINED)
+        for at, piece in enumerate(model.pieces)
+        if piece.kind in (PieceKind.CONTROL, PieceKind.UNKNOWN, PieceKind.USER_DEFINED)
+    }
+
+
+def added_tokens(found: Mapping[int, tuple[str, bool]]) -> list[AddedToken]:
+    """The library's form of own_tokens, by id."""
+    return [AddedToken(text, special=steers, normalized=False) for _, (text, steers) in sorted(found.items())]
 
 
 class _Spaces:
     """What a model does to characters and spaces: normalise, trim, put a space in front."""
 
-    def __init__(self, model: SentencePieceModel, *, prefix: bool) -> None:
-        self.special: tuple[str, ...] = ()
+    def __init__(self, model: SentencePieceModel, *, prefix: bool, special: Sequence[str]) -> None:
+        self._special = tuple(special)
         self._prefix = prefix
         self._steps: list[Any] = [normalizers.Precompiled(model.characters)] if model.characters else []
         if model.trims:
@@ -77,10 +121,10 @@ class _Spaces:
     def prepare(self, text: str) -> str:
         """The same for a whole text; none is put in front of a special token."""
         text = self._whole.normalize_str(text)
-        return f" {text}" if text and self._prefix and not text.startswith(self.special) else text
+        return f" {text}" if text and self._prefix and not text.startswith(self._special) else text
 
 
-def _library(model: SentencePieceModel, path: Path) -> Library:
+def _library(model: SentencePieceModel, origin: str) -> Library:
     bytes_too = any(piece.kind == PieceKind.BYTE for piece in model.pieces)
     texts = [piece.text for piece in model.pieces]
     try:
@@ -101,16 +145,12 @@ def _library(model: SentencePieceModel, path: Path) -> Library:
             )
         )
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{path}: pieces do not make a tokenizer: {error}") from error
+        raise TokenizerError(f"{origin}: pieces do not make a tokenizer: {error}") from error
 
 
 def _added(model: SentencePieceModel, path: Path, config: Mapping[str, Any]) -> list[AddedToken]:
     """Control and user-defined pieces, then what other files add behind the vocabulary, by id."""
-    special = (PieceKind.CONTROL, PieceKind.UNKNOWN)
-    kinds = {
-        piece.text: piece.kind in special for piece in model.pieces if piece.kind in (*special, PieceKind.USER_DEFINED)
-    }
-    found = {at: (piece.text, kinds[piece.text]) for at, piece in enumerate(model.pieces) if piece.text in kinds}
+    found = own_tokens(model)
     beside = path.parent / "added_tokens.json"
     more = {int(at): (str(text), False) for text, at in read_json(beside).items()} if beside.is_file() else {}
     try:
@@ -130,7 +170,7 @@ def _added(model: SentencePieceModel, path: Path, config: Mapping[str, Any]) -> 
                 "the files do not belong together"
             )
         found[at] = (text, steers)
-    return [AddedToken(text, special=steers, normalized=False) for _, (text, steers) in sorted(found.items())]
+    return added_tokens(found)
 
 
 def _named(model: SentencePieceModel, at: int) -> str:
