@@ -34,7 +34,6 @@ OUTPUT_ARGUMENT = {
     "activation.sigmoid_gate": 2,
     "activation.gelu_tanh_and_mul": 2,
     "activation.scale_rows": 3,
-    "activation.sigmoid_gate": 2,
     "activation.silu_and_mul": 2,
     "attention.decode": 7,
     "attention.extend": 8,

@@ -1,4 +1,4 @@
-"""Builds the tokenizer that a GGUF file describes: byte-level BPE with a named pre-tokenizer, or SentencePiece's pieces."""
+"""Builds the tokenizer that a GGUF file describes: byte-level BPE, or SentencePiece's pieces."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -210,6 +210,8 @@ void mla_selected(Address q_latent, int64_t latent_token_stride, int64_t latent_
                          0,
                          1,
                          rounded,
+                         nullptr,
+                         0.0f,
                          at<const int32_t>(selected),
                          count};
     nb::gil_scoped_release released;
