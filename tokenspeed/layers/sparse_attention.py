@@ -18,7 +18,7 @@ from tokenspeed.layers.latent_attention import (
     latent_of,
 )
 from tokenspeed.layers.parts import ModelParts
-from tokenspeed.layers.weights import Ranks, RowOrder, WeightSpec
+from tokenspeed.layers.weights import Ranks, WeightSpec, leading_pairs
 from tokenspeed.recipes.model_config import IndexConfig, ModelConfig
 
 INDEX_EPS = 1e-6
@@ -38,7 +38,7 @@ def sparse_attention_weights(config: ModelConfig, layer: int, place: str, ranks:
     if layer not in index.layers:
         return specs
     latent, width, place = latent_of(config), index.width, f"{place}.indexer"
-    order = {"row_order": _leading_pairs(width, latent.rotary)} if index.paired else {}
+    order = {"row_order": leading_pairs(width, latent.rotary)} if index.paired else {}
     return [
         *specs,
         ranks.whole(f"{place}.wq_b.weight", index.heads * width, latent.query_rank, **order),
@@ -47,18 +47,6 @@ def sparse_attention_weights(config: ModelConfig, layer: int, place: str, ranks:
         ranks.whole(f"{place}.k_norm.bias", width, **order),
         ranks.whole(f"{place}.weights_proj.weight", index.heads, config.hidden_size),
     ]
-
-
-def _leading_pairs(width: int, rotary: int) -> RowOrder:
-    """The order of heads of ``width`` rows, of which the checkpoint has the first ``rotary`` in pairs that rotate
-    together, and kernels want these half a rotary part apart."""
-    first = torch.arange(rotary).view(rotary // 2, 2).transpose(0, 1).reshape(rotary)
-    within = torch.cat([first, torch.arange(rotary, width)])
-
-    def order(rows: int) -> torch.Tensor:
-        return (torch.arange(rows // width).unsqueeze(1) * width + within).reshape(rows)
-
-    return order
 
 
 def sparse_attention_specs(config: ModelConfig) -> tuple[AttentionSpec, ...]:
