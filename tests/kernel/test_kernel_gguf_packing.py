@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenspeed.recipes.weight_scheme import BLOCKS
 from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, dequantize_blocks
 from tokenspeed_kernel.gguf_packing import PACKED_FORMATS, pack_blocks
-from tokenspeed_kernel.numerics.float4_blocks import FLOAT4_FORMATS
+from tokenspeed_kernel.numerics.float_blocks import FLOAT_BLOCKS
 
 
 def _random(
@@ -48,7 +48,7 @@ def test_a_view_is_filled_and_nothing_beside_it() -> None:
 
 
 def test_the_plan_knows_the_same_blocks() -> None:
-    kernels = {name: (BLOCK_ELEMENTS[name], BLOCK_BYTES[name]) for name in (*PACKED_FORMATS, *FLOAT4_FORMATS)}
+    kernels = {name: (BLOCK_ELEMENTS[name], BLOCK_BYTES[name]) for name in (*PACKED_FORMATS, *FLOAT_BLOCKS)}
     assert kernels == BLOCKS
 
 

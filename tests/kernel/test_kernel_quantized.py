@@ -13,8 +13,9 @@ from tokenspeed_kernel.numerics.weights import random_weight
 from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
 from tokenspeed_kernel.signature import WEIGHT_FORMATS
 
+OWN = ("nvfp4", "fp8_blocks")
 GGUF_TYPES = {
-    name: gguf.GGMLQuantizationType[name.removeprefix("gguf_").upper()] for name in BLOCK_BYTES if name != "nvfp4"
+    name: gguf.GGMLQuantizationType[name.removeprefix("gguf_").upper()] for name in BLOCK_BYTES if name not in OWN
 }
 K_FORMATS = [name for name in sorted(GGUF_TYPES) if name.endswith("_k")]
 HALVES = {"gguf_q2_k": (80, 82), "gguf_q3_k": (108,), "gguf_q6_k": (208,), "gguf_mxfp4": ()}
@@ -36,8 +37,8 @@ def random_bytes(format_name, rows, blocks, seed=1):
 def make_weight(format_name, rows, columns, seed=0):
     """Random values, quantised by the gguf package where it can write the format, else random bytes."""
     values = np.random.default_rng(seed).standard_normal((rows, columns), dtype=np.float32)
-    if format_name == "nvfp4":
-        return random_weight("nvfp4", rows, columns, torch.Generator().manual_seed(seed)).weight
+    if format_name in OWN:
+        return random_weight(format_name, rows, columns, torch.Generator().manual_seed(seed)).weight
     if format_name not in GGUF_TYPES:
         dtype = getattr(torch, format_name)
         return QuantizedTensor.from_dense(torch.from_numpy(values).to(dtype), "a test")

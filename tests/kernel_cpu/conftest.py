@@ -47,6 +47,9 @@ def _random_weight(name: str, rows: int, columns: int) -> QuantizedTensor:
     if name == "nvfp4":
         blocks[..., :4] = torch.tensor([0.002]).view(torch.uint8)
         blocks[..., 4:8] = torch.randint(32, 80, (rows, count, 4), dtype=torch.uint8)
+    if name == "fp8_blocks":
+        elements = (torch.randn(rows, count, 128) * 40.0).to(torch.float8_e4m3fn).view(torch.uint8)
+        blocks = torch.cat([torch.rand(rows, count, 1).mul(0.002).view(torch.uint8), elements], dim=-1)
     if name not in SCALES:
         return QuantizedTensor(name, shape, {"blocks": blocks.view(rows, -1)}, f"random {name}")
     of_scale, of_minimum = SCALES[name]

@@ -12,11 +12,11 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 MakeWeight = Callable[[str, int, int], QuantizedTensor]
 
 DENSE = ("float32", "bfloat16", "float16")
-BLOCKED = ("gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0", "gguf_mxfp4", "nvfp4")
-COLUMNS = {"nvfp4": 64}
+BLOCKED = ("gguf_q4_0", "gguf_q4_1", "gguf_q5_0", "gguf_q5_1", "gguf_q8_0", "gguf_mxfp4", "nvfp4", "fp8_blocks")
+COLUMNS = {"nvfp4": 64, "fp8_blocks": 128}
 GROUPED = ("gguf_q2_k", "gguf_q3_k", "gguf_q4_k", "gguf_q5_k", "gguf_q6_k")
 CASES = [(f, n, k) for f in DENSE + BLOCKED for n, k in ((1, 32), (37, 96), (192, 576)) if k % COLUMNS.get(f, 1) == 0]
-CASES += [("nvfp4", n, k) for n, k in ((1, 64), (37, 192))]
+CASES += [(f, n, k * columns) for f, columns in COLUMNS.items() for n, k in ((1, 1), (37, 3))]
 CASES += [(f, n, k) for f in GROUPED for n, k in ((1, 256), (39, 768))]
 CASES += [(f, n, k) for f in DENSE for n, k in ((5, 7), (33, 45), (3, 1))]
 
@@ -68,11 +68,11 @@ def test_not_a_number_stays_in_its_row(instruction_set: str, random_weight: Make
     assert out.isnan().all(dim=1).tolist() == [row == 4 for row in range(9)]
 
 
-@pytest.mark.parametrize("weight_format", ["gguf_q4_0", "gguf_q6_k", "gguf_mxfp4", "nvfp4"])
+@pytest.mark.parametrize("weight_format", ["gguf_q4_0", "gguf_q6_k", "gguf_mxfp4", "nvfp4", "fp8_blocks"])
 def test_weight_views_and_unaligned_addresses(
     instruction_set: str, random_weight: MakeWeight, weight_format: str
 ) -> None:
-    columns = 256 if weight_format == "gguf_q6_k" else 64
+    columns = 256 if weight_format in ("gguf_q6_k", "fp8_blocks") else 64
     weight = random_weight(weight_format, 50, columns)
     shifted = torch.empty(weight.plane.numel() + 1, dtype=torch.uint8)[1:].view_as(weight.plane)
     shifted.copy_(weight.plane)
@@ -85,7 +85,7 @@ def test_weight_views_and_unaligned_addresses(
 
 @pytest.mark.parametrize("weight_format", DENSE + BLOCKED + GROUPED)
 def test_lookup_rounds_nothing(instruction_set: str, random_weight: MakeWeight, weight_format: str) -> None:
-    columns = 512 if weight_format in (*GROUPED, "nvfp4") else 96
+    columns = 512 if weight_format in (*GROUPED, *COLUMNS) else 96
     weight = random_weight(weight_format, 29, columns)
     bound = bind_embedding(weight)
     assert bound.spec.name == "cpu_embedding_lookup"
@@ -128,3 +128,15 @@ def test_every_e4m3_scale_widens_as_it_is_dequantised(instruction_set: str) -> N
     bind_embedding(weight).fn(torch.arange(64, dtype=torch.int32), out)
     torch.testing.assert_close(out, weight.dequantize(), rtol=0, atol=0, equal_nan=True)
     assert out.isnan().nonzero()[:, 0].unique().tolist() == [31, 63]  # 0x7f and 0xff
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0e-4, 1.0e30, 2.0**-149, -0.7])
+def test_every_e4m3_widens_as_it_is_dequantised(instruction_set: str, scale: float) -> None:
+    blocks = torch.empty(2, 132, dtype=torch.uint8)
+    blocks[:, :4] = torch.tensor([scale]).view(torch.uint8)
+    blocks[:, 4:] = torch.arange(256, dtype=torch.uint8).view(2, 128)
+    weight = QuantizedTensor("fp8_blocks", (2, 128), {"blocks": blocks}, "every element")
+    out = torch.empty(2, 128)
+    bind_embedding(weight).fn(torch.arange(2, dtype=torch.int32), out)
+    torch.testing.assert_close(out, weight.dequantize(), rtol=0, atol=0, equal_nan=True)
+    assert out.isnan().sum() == 2

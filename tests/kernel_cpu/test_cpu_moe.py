@@ -109,7 +109,7 @@ def _ids(tokens: int, experts: int, top_k: int) -> torch.Tensor:
 
 
 FORMATS = ("float32", "bfloat16", "float16", "gguf_q4_0", "gguf_q4_1", "gguf_q8_0", "gguf_q4_k", "gguf_q6_k")
-FORMATS += ("gguf_mxfp4", "nvfp4")
+FORMATS += ("gguf_mxfp4", "nvfp4", "fp8_blocks")
 SHAPES = [(name, name, 5, 3, 256, 256) for name in FORMATS]
 SHAPES += [("gguf_q4_k", "gguf_q6_k", 4, 2, 256, 256), ("bfloat16", "gguf_q8_0", 4, 2, 67, 96)]
 SHAPES += [("bfloat16", "bfloat16", 3, 2, 45, 33), ("float32", "float32", 1, 1, 1, 1)]

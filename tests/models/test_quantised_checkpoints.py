@@ -1,13 +1,14 @@
 """Quantised safetensors checkpoints: the values they stand for, exactly; the logits of those values; and the bytes that
 the plan foretold."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from model_checks import check_prompt
 from packed_checkpoints import awq, gptq, mxfp4
-from quantised_checkpoints import FORMATS, is_quantised, quantise_checkpoint
+from quantised_checkpoints import FORMATS, floats, is_quantised, quantise_checkpoint
 from safetensors.torch import load_file, save_file
 from tiny_models import build, resolved, save, transformers_model
 
@@ -85,6 +86,21 @@ def test_logits_are_those_of_the_values(family: str, name: str, tmp_path: Path) 
     device = build(resolved(folder, kv_dtype="float32", activations="float32"))
     try:
         check_prompt(model, device, [3, 1, 4, 1, 5, 9, 2, 6], new_tokens=8)
+    finally:
+        device.handle.shutdown()
+
+
+def test_logits_of_fp8_in_blocks(tmp_path: Path) -> None:
+    model = transformers_model("llama", hidden_size=128, intermediate_size=256, head_dim=32)
+    folder, chosen = save(model, tmp_path), FORMATS["fp8 of DeepSeek"]
+    exact = replace(chosen, quantise=floats((128, 128), "weight_scale_inv", rounded=False))
+    model.load_state_dict(quantise_checkpoint(folder, exact))
+    device = build(resolved(folder, kv_dtype="float32", activations="float32"))
+    try:
+        check_prompt(model, device, [3, 1, 4, 1, 5, 9, 2, 6], new_tokens=8)
+        # Beside the quantised matrices: embedding, head, and five norms.
+        quantised = 2 * (128 * (128 + 64 + 64 + 128) + 3 * 128 * 256)
+        assert device.specs.weight_bytes == quantised * 132 // 128 + 4 * (2 * 128 * 128 + 5 * 128)
     finally:
         device.handle.shutdown()
 
@@ -219,6 +235,50 @@ def test_a_minimum_moves_an_element_by_a_hundredth_of_a_step_at_most(name: str, 
     steps = packed.parts["scales"].T.float().repeat_interleave(64, dim=1)
     moved = (loaded - packed.values).abs()
     assert 0.0 < float((moved / steps).max()) < 0.01
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8, one scale", "fp8, rows", "fp8 of DeepSeek", "fp8 of modelopt", "fp8 without blocks"]
+)
+def test_fp8_keeps_its_elements_where_the_columns_are_whole_blocks(name: str) -> None:
+    weight = torch.randn(200, 384, generator=torch.Generator().manual_seed(5))
+    packed = FORMATS[name].quantise(weight)
+    quantization = read_quantization("config.json", {"quantization_config": FORMATS[name].config})
+    assert quantization is not None
+    scheme = quantization.scheme_of("a")
+    assert scheme is not None
+    scale = packed.parts[scheme.scale]
+    matrix = stored_matrix(scheme, packed.parts["weight"], scale)
+    plane = torch.empty(200, 3 * 132, dtype=torch.uint8)
+    conversion.convert(matrix, (0, 200), (0, 384), plane)
+    loaded = QuantizedTensor("fp8_blocks", (200, 384), {"blocks": plane}, "a").dequantize()
+    by_element = scale.reshape(1, 1) if scale.numel() == 1 else scale
+    if scheme.strategy == "block":
+        by_element = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[:200, :384]
+    assert torch.equal(loaded, packed.parts["weight"].float() * by_element)
+
+
+def test_a_rank_s_part_of_fp8_has_the_scales_of_its_own_rows_and_columns() -> None:
+    packed = FORMATS["fp8 of DeepSeek"].quantise(torch.randn(384, 512, generator=torch.Generator().manual_seed(5)))
+    scheme = WeightScheme(kind="fp8", strategy="block", block=(128, 128), scale="weight_scale_inv")
+    matrix = stored_matrix(scheme, packed.parts["weight"], packed.parts["weight_scale_inv"])
+    whole, part = torch.empty(384, 4 * 132, dtype=torch.uint8), torch.empty(200, 2 * 132, dtype=torch.uint8)
+    conversion.convert(matrix, (0, 384), (0, 512), whole)
+    conversion.convert(matrix, (100, 300), (256, 512), part)
+    assert torch.equal(part, whole[100:300, 2 * 132 :])
+
+
+def stored_matrix(scheme: WeightScheme, values: torch.Tensor, scale: torch.Tensor) -> StoredMatrix:
+    return StoredMatrix(
+        scheme=scheme,
+        shape=(values.shape[0], values.shape[1]),
+        values=values,
+        scale=scale,
+        zero_point=None,
+        order=None,
+        whole=None,
+        where="a",
+    )
 
 
 def test_rows_are_put_into_order_while_they_are_converted(tmp_path: Path) -> None:

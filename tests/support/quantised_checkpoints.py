@@ -89,8 +89,11 @@ def integers(
     return quantise
 
 
-def floats(block: tuple[int, int], scale_name: str = "weight_scale") -> Callable[[torch.Tensor], Quantised]:
-    """float8_e4m3 under a scale for each ``block``; a size of 0: the whole extent. The values are those in bfloat16."""
+def floats(
+    block: tuple[int, int], scale_name: str = "weight_scale", *, rounded: bool = True
+) -> Callable[[torch.Tensor], Quantised]:
+    """float8_e4m3 under a scale for each ``block``; a size of 0: the whole extent. ``rounded``: the values are those in
+    bfloat16."""
 
     def quantise(weight: torch.Tensor) -> Quantised:
         rows, columns = weight.shape
@@ -101,7 +104,9 @@ def floats(block: tuple[int, int], scale_name: str = "weight_scale") -> Callable
         scale = spread.view(grid[0], height, grid[1], width).amax(dim=(1, 3)).div(448.0)
         by_element = scale.repeat_interleave(height, 0).repeat_interleave(width, 1)[:rows, :columns]
         stored = (weight / by_element).to(torch.float8_e4m3fn)
-        values = (stored.float() * by_element).to(torch.bfloat16).float()
+        values = stored.float() * by_element
+        if rounded:
+            values = values.to(torch.bfloat16).float()
         return Quantised({"weight": stored, scale_name: scale.reshape(-1) if block == (0, 0) else scale}, values)
 
     return quantise

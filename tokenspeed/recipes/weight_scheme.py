@@ -14,6 +14,7 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "gguf_q8_0": (32, 34),
     "gguf_mxfp4": (32, 17),
     "nvfp4": (64, 40),
+    "fp8_blocks": (128, 132),
 }
 """The blocked formats that matrices become: columns and bytes of a block. A test holds them equal to the kernels'."""
 
@@ -58,7 +59,9 @@ class WeightScheme:
         """The blocks that hold such elements unchanged; "" where none do."""
         if self.kind in ("mxfp4", "nvfp4"):
             return "gguf_mxfp4" if self.kind == "mxfp4" else "nvfp4"
-        if self.kind == "fp8" or self.is_scattered or self.group % 32:
+        if self.kind == "fp8":
+            return "" if self.strategy == "block" and self.block[1] % BLOCKS["fp8_blocks"][0] else "fp8_blocks"
+        if self.is_scattered or self.group % 32:
             return ""
         if self.kind == "int8":
             return "" if self.zero_points else "gguf_q8_0"

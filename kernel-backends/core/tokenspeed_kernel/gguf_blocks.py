@@ -1,4 +1,4 @@
-"""Blocks, GGUF's and one of our own, taken apart by hand: consecutive elements of a row share one block. Little-endian
+"""Blocks, GGUF's and two of our own, taken apart by hand: consecutive elements of a row share one block. Little-endian
 throughout.
 
 Blocks of 32 elements; byte j of the nibbles holds element j in its low half and element j + 16 in its high half,
@@ -33,6 +33,8 @@ each, so that rows can be taken apart and put together: 40 bytes, float32 g; 4 e
 [32], of which byte j of each 16 holds the elements j and j + 16 of 32. An element is g * s * e2m1, in float32: g * s is
 rounded, halved, and multiplied by twice the e2m1, an integer.
 
+``fp8_blocks``, 128 elements in 132 bytes, is float32 d and 128 e4m3: an element is d * e4m3, in float32.
+
 A nibble that is an e2m1 stands for 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on for the same below 0.
 """
 
@@ -49,6 +51,7 @@ BLOCK_ELEMENTS: dict[str, int] = {
     "gguf_q8_0": 32,
     "gguf_mxfp4": 32,
     "nvfp4": 64,
+    "fp8_blocks": 128,
     "gguf_q2_k": 256,
     "gguf_q3_k": 256,
     "gguf_q4_k": 256,
@@ -65,6 +68,7 @@ BLOCK_BYTES: dict[str, int] = {
     "gguf_q8_0": 34,
     "gguf_mxfp4": 17,
     "nvfp4": 40,
+    "fp8_blocks": 132,
     "gguf_q2_k": 84,
     "gguf_q3_k": 110,
     "gguf_q4_k": 144,
@@ -172,6 +176,11 @@ def _nvfp4(parts: torch.Tensor) -> torch.Tensor:
     return _grouped(quants, scales * whole * 0.5)
 
 
+def _fp8(parts: torch.Tensor) -> torch.Tensor:
+    scale = parts[..., :4].contiguous().view(torch.float32)
+    return parts[..., 4:].contiguous().view(torch.float8_e4m3fn).float() * scale
+
+
 _DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gguf_q4_0": lambda parts: _halves(parts, 0) * (_nibbles(parts, 2) - 8.0),
     "gguf_q4_1": lambda parts: _halves(parts, 0) * _nibbles(parts, 4) + _halves(parts, 2),
@@ -180,6 +189,7 @@ _DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gguf_q8_0": lambda parts: _halves(parts, 0) * parts[..., 2:].contiguous().view(torch.int8).float(),
     "gguf_mxfp4": _mxfp4,
     "nvfp4": _nvfp4,
+    "fp8_blocks": _fp8,
     "gguf_q2_k": _q2_k,
     "gguf_q3_k": _q3_k,
     "gguf_q4_k": _q4_k,

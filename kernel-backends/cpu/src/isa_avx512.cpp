@@ -7,7 +7,7 @@
 #include "kernels/math.hpp"
 #include "kernels/k_quants.hpp"
 #include "kernels/five_bits.hpp"
-#include "kernels/four_bit_floats.hpp"
+#include "kernels/small_floats.hpp"
 #include "kernels/linear.hpp"
 #include "kernels/elementwise.hpp"
 #include "kernels/recurrent.hpp"

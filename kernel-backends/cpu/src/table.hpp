@@ -10,7 +10,7 @@ namespace tokenspeed {
 
 enum class WeightFormat : int32_t {
     kFloat32, kBFloat16, kFloat16, kQ4_0, kQ4_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kQ5_0, kQ5_1,
-    kMxfp4, kNvfp4,
+    kMxfp4, kNvfp4, kFp8Blocks,
 };
 enum class KvType : int32_t { kFloat32, kBFloat16, kFloat16 };
 

@@ -26,6 +26,7 @@ inline BlockLayout block_layout(const std::string& format) {
     if (format == "gguf_q8_0") return {WeightFormat::kQ8_0, 32, 34};
     if (format == "gguf_mxfp4") return {WeightFormat::kMxfp4, 32, 17};
     if (format == "nvfp4") return {WeightFormat::kNvfp4, 64, 40};
+    if (format == "fp8_blocks") return {WeightFormat::kFp8Blocks, 128, 132};
     if (format == "gguf_q2_k") return {WeightFormat::kQ2_K, 256, 84};
     if (format == "gguf_q3_k") return {WeightFormat::kQ3_K, 256, 110};
     if (format == "gguf_q4_k") return {WeightFormat::kQ4_K, 256, 144};

@@ -68,6 +68,7 @@ WEIGHTS = (
     "gguf_q8_0",
     "gguf_mxfp4",
     "nvfp4",
+    "fp8_blocks",
     "gguf_q2_k",
     "gguf_q3_k",
     "gguf_q4_k",

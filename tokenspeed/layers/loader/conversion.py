@@ -7,8 +7,8 @@
 | integers of 8 bits under scales | gguf_q8_0 | unchanged |
 | MXFP4 | gguf_mxfp4 | unchanged |
 | NVFP4 | nvfp4 | unchanged, but for a float32 quotient where the scale of the whole matrix divides |
-| fp8 (e4m3) under scales | bfloat16 | element * scale in float32, rounded to bfloat16: by 2^-9 of itself at most |
-| integers whose groups or zero points no block holds | bfloat16 | the same |
+| fp8 (e4m3) under scales | fp8_blocks | unchanged |
+| what no block holds (WeightScheme.resident) | bfloat16 | element * scale, rounded: by 2^-9 of itself at most |
 
 A block's scale and minimum are float16. Most scales are one already: a bfloat16 between 2^-17 and 65504 always is.
 Others become the nearest, which moves an element by 2^-11 of itself, or by 2^-25 a step of the integer where the scale
@@ -24,7 +24,7 @@ import torch
 from tokenspeed.layers.loader.stored_elements import PER_WORD_ROWS, IntegerMatrix, StoredMatrix, nibbles, widened
 from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.weight_scheme import BLOCKS
-from tokenspeed_kernel.float4_packing import pack_mxfp4, pack_nvfp4
+from tokenspeed_kernel.float_packing import pack_fp8, pack_mxfp4, pack_nvfp4
 from tokenspeed_kernel.gguf_blocks import TWICE_E2M1
 from tokenspeed_kernel.gguf_packing import pack_blocks
 
@@ -186,14 +186,32 @@ def _nvfp4(matrix: StoredMatrix, columns: Range) -> Piece:
 
 
 def _floats_of_eight_bits(matrix: StoredMatrix, columns: Range) -> Piece:
+    """In blocks, or in bfloat16 where the columns or those of a scale are no whole blocks."""
     scale = _finite(matrix.where, matrix.scale)
 
-    def piece(rows: Range, out: torch.Tensor) -> None:
+    def blocks(rows: Range, out: torch.Tensor) -> None:
+        part = matrix.values[rows[0] : rows[1], columns[0] : columns[1]]
+        pack_fp8(part, _scales_of(matrix, scale, rows, columns), out=out)
+
+    def dense(rows: Range, out: torch.Tensor) -> None:
         values = widened(matrix.values[rows[0] : rows[1], columns[0] : columns[1]])
         _scale(matrix, scale, rows, columns, values)
         out.copy_(values)
 
-    return piece
+    return dense if matrix.resident == "bfloat16" else blocks
+
+
+def _scales_of(matrix: StoredMatrix, scale: torch.Tensor, rows: Range, columns: Range) -> torch.Tensor:
+    """float32 [rows, blocks]: the scale of each block of the piece."""
+    width = BLOCKS[matrix.resident][0]
+    shape = (rows[1] - rows[0], (columns[1] - columns[0]) // width)
+    if matrix.scheme.strategy == "tensor":
+        return scale.reshape(1, 1).expand(shape)
+    if matrix.scheme.strategy == "channel":
+        return scale.reshape(-1, 1)[rows[0] : rows[1]].expand(shape)
+    height, wide = matrix.scheme.block
+    places = torch.arange(columns[0], columns[1], width) // wide
+    return scale[torch.arange(*rows) // height][:, places]
 
 
 def _scale(matrix: StoredMatrix, scale: torch.Tensor, rows: Range, columns: Range, values: torch.Tensor) -> None:

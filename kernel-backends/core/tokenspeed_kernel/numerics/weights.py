@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenspeed_kernel.gguf_blocks import BLOCK_BYTES, BLOCK_ELEMENTS, split_last
-from tokenspeed_kernel.numerics.float4_blocks import FLOAT4_FORMATS, random_float4_blocks
+from tokenspeed_kernel.numerics.float_blocks import FLOAT_BLOCKS, random_float_blocks
 from tokenspeed_kernel.numerics.k_quants import GROUP_ELEMENTS, random_blocks
 from tokenspeed_kernel.quantized import DENSE_DTYPES, QuantizedTensor
 
@@ -40,8 +40,8 @@ def random_weight(format_name: str, rows: int, columns: int, generator: torch.Ge
         made = random_blocks(format_name, rows, blocks, 1.0 / columns**0.5, generator)
         weight = QuantizedTensor(format_name, (rows, columns), {"blocks": made.plane.reshape(rows, -1)}, source)
         return RandomWeight(weight, made.values.reshape(rows, columns), made.magnitude.reshape(rows, columns))
-    if format_name in FLOAT4_FORMATS:
-        plane, values = random_float4_blocks(format_name, rows, blocks, 1.0 / columns**0.5, generator)
+    if format_name in FLOAT_BLOCKS:
+        plane, values = random_float_blocks(format_name, rows, blocks, 1.0 / columns**0.5, generator)
         weight = QuantizedTensor(format_name, (rows, columns), {"blocks": plane.reshape(rows, -1)}, source)
         return RandomWeight(weight, values.reshape(rows, columns), values.abs().reshape(rows, columns))
     scale = (torch.rand(rows, blocks, 1, generator=generator) + 0.5) / (4.0 * columns**0.5)

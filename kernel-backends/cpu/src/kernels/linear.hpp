@@ -280,6 +280,7 @@ inline void with_format(WeightFormat format, const Work& work) {
         case WeightFormat::kQ5_1: return work.template run<Quantised<BlockQ5_1>>();
         case WeightFormat::kMxfp4: return work.template run<Quantised<BlockMxfp4>>();
         case WeightFormat::kNvfp4: return work.template run<Nvfp4>();
+        case WeightFormat::kFp8Blocks: return work.template run<Fp8Blocks>();
     }
 }
 

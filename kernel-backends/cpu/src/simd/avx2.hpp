@@ -144,6 +144,19 @@ inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
     quants_to_float(_mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(bytes, 4), mask)), w + 2);
     for (int v = 0; v < 4; ++v) w[v] = mul(w[v], set(scales[v / 2]));
 }
+// 32 e4m3 times a scale, as avx512.hpp has it.
+inline void scaled_e4m3(const uint8_t* bytes, float scale, Vec* w) {
+    const __m256i magnitude = _mm256_set1_epi16(0x7f);
+    const Vec factor = set(scale * 256.0f);
+    for (int half = 0; half < 2; ++half) {
+        const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(bytes + 16 * half)));
+        const __m256i none = _mm256_cmpeq_epi16(_mm256_and_si256(wide, magnitude), magnitude);
+        const __m256i moved = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
+        const __m256i halves = _mm256_or_si256(moved, _mm256_and_si256(none, _mm256_set1_epi16(0x7e00)));
+        w[2 * half] = mul(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), factor);
+        w[2 * half + 1] = mul(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), factor);
+    }
+}
 struct BlockQ4_0 {
     static constexpr int kBytes = 18;
     static constexpr int kScales = 1;

@@ -5,6 +5,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "e4m3.hpp"
+
 namespace tokenspeed::portable {
 namespace {
 
@@ -180,6 +182,10 @@ inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
         w[i / 8][i % 8] = table[nibbles[i] & 15] * scales[0];
         w[2 + i / 8][i % 8] = table[nibbles[i] >> 4] * scales[1];
     }
+}
+// 32 e4m3 times a scale.
+inline void scaled_e4m3(const uint8_t* bytes, float scale, Vec* w) {
+    for (int i = 0; i < 32; ++i) w[i / 8][i % 8] = e4m3_to_float(bytes[i]) * scale;
 }
 struct BlockQ4_0 {
     static constexpr int kBytes = 18;

@@ -1,6 +1,8 @@
-// MXFP4 and NVFP4: four-bit floats (e2m1) under power-of-two scales of 32, or under e4m3 scales of 16 and a float32 scale.
-// Layouts: tokenspeed_kernel/gguf_blocks.py. A weight is twice its e2m1, an integer, times half its scale: rounded once, as when
-// the blocks are dequantised.
+// MXFP4 and NVFP4: four-bit floats (e2m1) under power-of-two scales of 32, or under e4m3 scales of 16 and a float32 scale; and
+// e4m3 under float32 scales of 128. Layouts: tokenspeed_kernel/gguf_blocks.py. A weight is twice its e2m1, an integer, times half
+// its scale, or its e4m3 times its scale: rounded once, as when the blocks are dequantised.
+
+#include "../simd/e4m3.hpp"
 
 namespace tokenspeed::TOKENSPEED_ISA {
 namespace {
@@ -12,14 +14,6 @@ inline float half_of_e8m0(uint8_t e) {
     float value;
     memcpy(&value, &bits, 4);
     return value;
-}
-
-// Exponent and significand move to where a float has them, which divides the value by 2^120.
-inline float e4m3_to_float(uint8_t e4m3) {
-    uint32_t bits = (uint32_t)(e4m3 & 0x7f) << 20 | (uint32_t)(e4m3 & 0x80) << 24;
-    float value;
-    memcpy(&value, &bits, 4);
-    return (e4m3 & 0x7f) == 0x7f ? __builtin_nanf("") : value * 0x1p120f;
 }
 
 struct BlockMxfp4 {
@@ -43,6 +37,21 @@ struct Nvfp4 {
     }
     static void decode(const uint8_t* block, int part, const Scales& scales, Vec* w) {
         scaled_e2m1(block + 8 + 16 * part, scales.values + 2 * part, w);
+    }
+    static Vec tail(const uint8_t*, int64_t, int64_t) { return zero(); }
+};
+
+struct Fp8Blocks {
+    static constexpr int kBytes = 132;
+    static constexpr int kParts = 4;
+    static constexpr bool kHasTail = false;
+    static constexpr bool kBroadcasts = true;
+    struct Scales {
+        float value;
+    };
+    static void widen_scales(const uint8_t* block, Scales& scales) { memcpy(&scales.value, block, 4); }
+    static void decode(const uint8_t* block, int part, const Scales& scales, Vec* w) {
+        scaled_e4m3(block + 4 + 32 * part, scales.value, w);
     }
     static Vec tail(const uint8_t*, int64_t, int64_t) { return zero(); }
 };

@@ -1,19 +1,21 @@
-"""Random blocks of four-bit floats, put together from elements and scales whose values are known."""
+"""Random blocks of floats of four and eight bits, put together from elements and scales whose values are known."""
 
 import torch
 
 from tokenspeed_kernel.gguf_blocks import split_last
 
-FLOAT4_FORMATS = ("gguf_mxfp4", "nvfp4")
+FLOAT_BLOCKS = ("gguf_mxfp4", "nvfp4", "fp8_blocks")
 
 _MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
 
 
-def random_float4_blocks(
+def random_float_blocks(
     format_name: str, rows: int, blocks: int, size: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Blocks uint8 [rows, blocks, bytes] of about ``size`` an element and their exact values, float64 [rows, blocks,
-    n]; of a format in FLOAT4_FORMATS. Scales lie some powers of two apart."""
+    n]; of a format in FLOAT_BLOCKS. Scales lie some powers of two apart."""
+    if format_name == "fp8_blocks":
+        return _eight_bits(rows, blocks, size, generator)
     count = 32 if format_name == "gguf_mxfp4" else 64
     magnitudes = torch.randint(0, 8, (rows, blocks, count), generator=generator)
     negative = torch.randint(0, 2, (rows, blocks, count), generator=generator)
@@ -31,3 +33,13 @@ def random_float4_blocks(
     plane = torch.cat([whole.view(torch.uint8), scales, packed], dim=-1)
     wide = scales.view(torch.float8_e4m3fn).double() * whole.double()
     return plane, (split_last(elements, 4, -1) * wide.unsqueeze(-1)).flatten(-2)
+
+
+def _eight_bits(rows: int, blocks: int, size: float, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every e4m3 that is a number; scales of few bits, so that products with them are exact."""
+    elements = torch.randint(0, 0x7F, (rows, blocks, 128), generator=generator, dtype=torch.uint8)
+    elements |= torch.randint(0, 2, elements.shape, generator=generator, dtype=torch.uint8) << 7
+    scales = (torch.rand(rows, blocks, 1, generator=generator) + 0.5) * (size / 64.0)
+    scales = scales.bfloat16().float()
+    plane = torch.cat([scales.view(torch.uint8), elements], dim=-1)
+    return plane, elements.view(torch.float8_e4m3fn).double() * scales.double()

@@ -1,11 +1,12 @@
-"""Four-bit floats: what checkpoints hold goes into blocks and comes out unchanged, against tables written out."""
+"""Floats of four and eight bits: what checkpoints hold goes into blocks and comes out unchanged, against tables written
+out."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenspeed_kernel.float4_packing import pack_mxfp4, pack_nvfp4
+from tokenspeed_kernel.float_packing import pack_fp8, pack_mxfp4, pack_nvfp4
 from tokenspeed_kernel.gguf_blocks import dequantize_blocks
 from tokenspeed_kernel.numerics.weights import random_weight
 
@@ -38,6 +39,16 @@ def test_nvfp4_comes_out_as_it_went_in(rows: int, blocks: int, seed: int) -> Non
     assert bool((moved <= 2.0**-23 * values.abs()).all())
 
 
+@given(rows=st.integers(0, 4), blocks=st.integers(1, 3), seed=st.integers(0, 1 << 30))
+@settings(max_examples=20, deadline=None)
+def test_fp8_comes_out_as_it_went_in(rows: int, blocks: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    elements = (torch.randn(rows, 128 * blocks, generator=generator) * 100).to(torch.float8_e4m3fn)
+    scales = torch.rand(rows, blocks, generator=generator)
+    values = elements.float() * scales.repeat_interleave(128, dim=1)
+    assert torch.equal(dequantize_blocks("fp8_blocks", pack_fp8(elements, scales)), values)
+
+
 def test_a_view_is_filled_and_nothing_beside_it() -> None:
     nibbles, exponents = nibbles_of(3, 64, 1), torch.full((3, 2), 120, dtype=torch.uint8)
     around = torch.full((5, 34), 7, dtype=torch.uint8)
@@ -53,7 +64,7 @@ def test_a_scale_that_is_no_number_makes_its_block_none() -> None:
     assert bool(values[0, 32:].isfinite().all())
 
 
-@pytest.mark.parametrize("format_name", ["gguf_mxfp4", "nvfp4"])
+@pytest.mark.parametrize("format_name", ["gguf_mxfp4", "nvfp4", "fp8_blocks"])
 def test_the_random_blocks_of_the_numeric_cases_hold_the_values_they_claim(format_name: str) -> None:
     made = random_weight(format_name, 6, 128, torch.Generator().manual_seed(3))
     assert torch.equal(made.weight.dequantize().double(), made.values)
@@ -72,3 +83,7 @@ def test_what_does_not_fit_is_refused() -> None:
         pack_nvfp4(nibbles, torch.zeros(2, 4, dtype=torch.uint8), torch.ones(2))
     with pytest.raises(ValueError, match=r"out must be uint8 \[2, 34\]"):
         pack_mxfp4(nibbles, bytes_of_two, out=torch.zeros(2, 40, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="fp8_blocks: elements must be float8_e4m3fn"):
+        pack_fp8(torch.zeros(2, 64).to(torch.float8_e4m3fn), torch.ones(2, 1))
+    with pytest.raises(ValueError, match=r"fp8_blocks: scales must be float32 \[2, 1\]"):
+        pack_fp8(torch.zeros(2, 128).to(torch.float8_e4m3fn), torch.ones(2, 2))

@@ -1,6 +1,7 @@
-"""Four-bit floats (e2m1) and their scales put together into blocks; gguf_blocks.py has the layouts.
+"""Floats of four (e2m1) and eight bits (e4m3) and their scales put together into blocks; gguf_blocks.py has the
+layouts.
 
-No element changes: what MXFP4 and NVFP4 checkpoints hold is put into another order.
+No element changes: what MXFP4, NVFP4 and fp8 checkpoints hold is put into another order.
 """
 
 import torch
@@ -38,6 +39,27 @@ def pack_nvfp4(
     parts[..., :4] = whole.reshape(1).view(torch.uint8)
     parts[..., 4:8] = split_last(scales, -1, 4)
     _put_nibbles(nibbles, parts[..., 8:])
+    return parts.flatten(1)
+
+
+def pack_fp8(elements: torch.Tensor, scales: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """fp8_blocks uint8 [N, K / 128 * 132], in ``out`` where it is given.
+
+    elements float8_e4m3fn [N, K]; scales float32 [N, K / 128]. Raises ValueError where they do not fit each other.
+    """
+    rows, columns = elements.shape
+    if elements.dtype != torch.float8_e4m3fn or columns % 128:
+        raise ValueError(
+            f"fp8_blocks: elements must be float8_e4m3fn [N, K] with K a multiple of 128, got {elements.dtype} "
+            f"{list(elements.shape)}"
+        )
+    if scales.dtype != torch.float32 or tuple(scales.shape) != (rows, columns // 128):
+        raise ValueError(
+            f"fp8_blocks: scales must be float32 [{rows}, {columns // 128}], got {scales.dtype} {list(scales.shape)}"
+        )
+    parts = _blocks("fp8_blocks", rows, columns // 128, out)
+    parts[..., :4] = split_last(scales.contiguous().view(torch.uint8), -1, 4)
+    parts[..., 4:] = split_last(elements.view(torch.uint8), -1, 128)
     return parts.flatten(1)
 
 
