@@ -176,6 +176,18 @@ def test_paths_that_are_no_model_are_told_apart(tmp_path: Path, make_machine: Ma
         assert message in str(caught.value)
 
 
+def test_a_folder_of_one_split_model_is_its_first_file(tmp_path: Path, make_machine: MakeMachine) -> None:
+    for number in (1, 2):
+        (tmp_path / f"m-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
+    source = model_source(resolve(str(tmp_path), make_machine()))
+    assert source is not None
+    assert (source.kind, source.path) == ("gguf", str(tmp_path / "m-00001-of-00002.gguf"))
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    (tmp_path / "n.gguf").write_bytes(b"GGUF")
+    with pytest.raises(RecipeError, match=r"found 2 \.gguf files"):
+        resolve(str(tmp_path), make_machine())
+
+
 def test_a_path_has_no_profiles(tmp_path: Path, make_machine: MakeMachine) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF")

@@ -88,6 +88,15 @@ def test_what_is_ambiguous_or_unreadable_is_refused() -> None:
 NAMES = st.sampled_from(sorted({name for names, _ in CASES.values() for name in names}))
 
 
+def test_a_split_gguf_is_taken_whole() -> None:
+    parts = [f"Q4_K_M/m-Q4_K_M-0000{number}-of-00003.gguf" for number in (2, 1, 3)]
+    files = listed("m-Q8_0.gguf", *parts)
+    assert [file.path for file in wanted_files("a/b", files, "gguf-q4_k_m")] == sorted(parts)
+    assert [file.path for file in wanted_files("a/b", listed(*parts), "")] == sorted(parts)
+    with pytest.raises(FetchError, match=r"holds 2 GGUF files \(Q4_K_M/m-Q4_K_M\.gguf, m-Q8_0\.gguf\)"):
+        wanted_files("a/b", files, "")
+
+
 @given(st.lists(NAMES, unique=True), st.sampled_from(["", "bfloat16", "gguf-q4_0"]))
 def test_never_two_formats_and_never_what_is_not_there(names: list[str], weight_format: str) -> None:
     try:

@@ -41,11 +41,13 @@ def load_weights(
     tensors that may be there all the same. ``report(done, total, name)`` is told about each. Raises CheckpointError.
     """
     _check_names(source, specs, ignored=ignored)
+    if source.names() is not None:
+        for spec in specs:
+            _check_shapes(source, spec)
     matrices: dict[str, QuantizedTensor] = {}
     vectors: dict[str, torch.Tensor] = {}
     for done, spec in enumerate(specs):
         report(done, len(specs), spec.name)
-        _check_shapes(source, spec)
         order = unpermuted_rows(spec.shape[0], spec.rotary_heads) if q_and_k_permuted and spec.rotary_heads else None
         if spec.is_matrix:
             matrices[spec.name] = _stack(source, spec) if spec.parts else _matrix(source, spec, order)
@@ -56,8 +58,6 @@ def load_weights(
 
 
 def _check_shapes(source: WeightSource, spec: WeightSpec) -> None:
-    if source.names() is None:
-        return
     for tensor in spec.tensors:
         expected = tensor.stored or tensor.shape
         found = source.shape(tensor.name)

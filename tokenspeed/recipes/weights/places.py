@@ -4,7 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,13 +82,20 @@ def source_of_path(text: str) -> ModelSource:
     if (path / "config.json").is_file():
         return ModelSource(kind="folder", path=str(path))
     files = sorted(path.glob("*.gguf"))
-    if len(files) == 1:
+    if len(files) == 1 or (files and _is_split(files)):
         return source_of_path(str(files[0]))
     found = f"{len(files)} .gguf files ({', '.join(file.name for file in files)}); name one" if files else "neither"
     meant = _models_inside(path)
     if meant:
         found = "a cache of the hub, whose models lie deeper: give " + " or ".join(str(folder) for folder in meant)
     raise RecipeError(f"{path}: expected config.json or one .gguf file in this folder, found {found}")
+
+
+def _is_split(files: Sequence[Path]) -> bool:
+    """Whether the files, sorted, are all parts of one model."""
+    count = len(files)
+    stem = files[0].name.removesuffix(f"-00001-of-{count:05}.gguf")
+    return [file.name for file in files] == [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
 
 
 def _models_inside(path: Path) -> list[Path]:
