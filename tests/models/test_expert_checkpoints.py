@@ -2,14 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from gguf_mixtures import make
 from model_checks import check_prompt
-from packed_checkpoints import mxfp4
-from quantised_checkpoints import FORMATS, edit_config, quantise_checkpoint
+from packed_checkpoints import Packed, mxfp4
+from quantised_checkpoints import FORMATS, edit_config, floats, quantise_checkpoint
 from safetensors.torch import load_file, save_file
 from tiny_models import build, resolved, save, transformers_model
 
@@ -49,6 +50,70 @@ def test_quantised_experts_give_the_logits_of_their_values(name: str, tmp_path: 
         check_prompt(model.eval(), device, [3, 1, 4, 1, 5, 9, 2, 6], new_tokens=4)
     finally:
         device.handle.shutdown()
+
+
+WIDE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 128,
+    "v_head_dim": 32,
+}
+"""Columns of whole blocks of fp8."""
+
+
+def powers_of_two(weight: torch.Tensor) -> Packed:
+    """fp8 in blocks, as DeepSeek has it, with scales that leave every value a bfloat16: what the keys' part of the
+    up-projection becomes."""
+    packed = floats((128, 128), "weight_scale_inv", rounded=False)(weight)
+    scale = torch.exp2(packed.parts["weight_scale_inv"].log2().ceil())
+    by_element = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)[: weight.shape[0], : weight.shape[1]]
+    elements = (weight / by_element).to(torch.float8_e4m3fn)
+    return Packed({"weight": elements, "weight_scale_inv": scale}, elements.float() * by_element)
+
+
+@pytest.mark.parametrize("scales", ["F32", "F8_E8M0"])
+def test_deepseek_in_fp8(scales: str, tmp_path: Path) -> None:
+    """Every projection is quantised; the rows of those that are rotated are put into order on the way."""
+
+    def quantise(weight: torch.Tensor) -> Packed:
+        packed = powers_of_two(weight)
+        if scales == "F32":
+            return packed
+        small = packed.parts["weight_scale_inv"].to(torch.float8_e8m0fnu)
+        return Packed(packed.parts | {"weight_scale_inv": small}, packed.values)
+
+    chosen = replace(FORMATS["fp8 of DeepSeek"], quantise=quantise)
+    model = transformers_model("deepseek_v3", **WIDE)
+    folder = save(model, tmp_path)
+    values = quantise_checkpoint(folder, chosen, also=("kv_a_proj_with_mqa.weight",))
+    reference = save(model, tmp_path / "values")
+    save_file(values, reference / "model.safetensors", metadata={"format": "pt"})
+    device = build(resolved(folder, kv_dtype="float32", activations="float32"))
+    try:
+        model = type(model).from_pretrained(reference).eval()
+        check_prompt(model, device, [3, 1, 4, 1, 5, 9, 2, 6], new_tokens=4)
+        size = read_checkpoint(ModelSource(kind="folder", path=str(folder)))[1]
+        assert size == device.specs.weight_bytes
+    finally:
+        device.handle.shutdown()
+
+
+def test_a_small_matrix_that_is_wanted_as_floats_is_scaled(tmp_path: Path) -> None:
+    weight = torch.randn(6, 128, generator=torch.Generator().manual_seed(3))
+    packed = powers_of_two(weight)
+    save_file({f"a.{part}": value for part, value in packed.parts.items()}, tmp_path / "model.safetensors")
+    quantization = read_quantization("config.json", {"quantization_config": FORMATS["fp8 of DeepSeek"].config})
+    spec = Ranks(rank=0, world=1).whole("a.weight", 6, 128, is_float=True)
+    loaded = load_weights(
+        SafetensorsSource(tmp_path, quantization),
+        [spec],
+        q_and_k_permuted=False,
+        ignored=(),
+        report=lambda done, total, name: None,
+    )
+    assert torch.equal(loaded.vectors["a.weight"], packed.values)
 
 
 def test_the_plan_counts_quantised_experts(tmp_path: Path) -> None:

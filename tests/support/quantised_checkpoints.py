@@ -208,12 +208,15 @@ def is_quantised(name: str) -> bool:
     return name.endswith("_proj.weight")
 
 
-def quantise_checkpoint(folder: Path, chosen: Format) -> Tensors:
-    """Rewrites the float32 checkpoint in ``folder`` in the format; returns the weights that it then stands for."""
+def quantise_checkpoint(folder: Path, chosen: Format, *, also: tuple[str, ...] = ()) -> Tensors:
+    """Rewrites the float32 checkpoint in ``folder`` in the format; returns the weights that it then stands for.
+
+    ``also``: endings of further names that are quantised.
+    """
     tensors, values = load_file(folder / "model.safetensors"), {}
     stored: Tensors = {}
     for name, tensor in tensors.items():
-        if not is_quantised(name):
+        if not is_quantised(name) and not name.endswith(also):
             stored[name] = values[name] = tensor
             continue
         quantised = chosen.quantise(tensor)

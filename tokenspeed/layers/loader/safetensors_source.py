@@ -10,7 +10,7 @@ from tokenspeed.layers.loader.source import MappedFile
 from tokenspeed.layers.loader.stored_elements import StoredMatrix
 from tokenspeed.layers.weights import WeightSpec
 from tokenspeed.recipes.stored_parts import StoredTensor
-from tokenspeed.recipes.stored_weights import stored_weights
+from tokenspeed.recipes.stored_weights import StoredWeight, stored_weights
 from tokenspeed.recipes.weight_scheme import Quantization
 from tokenspeed_kernel.quantized import QuantizedTensor
 
@@ -62,10 +62,26 @@ class SafetensorsSource:
         weight = self._weights[spec.name]
         if weight.scheme is None:
             return None
-        assert weight.scale is not None, "stored_weights looks for it"
         rows = spec.shard.row_range(spec.shape[0])
         columns = spec.shard.column_range(spec.shape[1])
         shape = (rows[1] - rows[0], columns[1] - columns[0])
+        plane = self._converted.take(shape[0], weight.scheme.row_bytes(spec.shape[1]) * shape[1] // spec.shape[1])
+        order = None if spec.row_order is None else spec.row_order(shape[0])
+        return self._convert(weight, spec, rows, columns, plane, order)
+
+    def _convert(
+        self,
+        weight: StoredWeight,
+        spec: WeightSpec,
+        rows: tuple[int, int],
+        columns: tuple[int, int],
+        plane: torch.Tensor,
+        order: torch.Tensor | None,
+    ) -> QuantizedTensor:
+        """Those rows and columns (start, stop) of a quantised weight, made in ``plane``; its pages of the file are
+        given back."""
+        assert weight.scheme is not None, "whoever calls looks for it"
+        assert weight.scale is not None, "stored_weights looks for it"
         matrix = StoredMatrix(
             scheme=weight.scheme,
             shape=(spec.shape[0], spec.shape[1]),
@@ -77,21 +93,27 @@ class SafetensorsSource:
             where=f"{weight.values.path}: {spec.name}",
         )
         resident = matrix.resident
-        plane = self._converted.take(shape[0], weight.scheme.row_bytes(spec.shape[1]) * shape[1] // spec.shape[1])
         if resident == "bfloat16":
             plane = plane.view(torch.bfloat16)
-        order = None if spec.row_order is None else spec.row_order(shape[0])
         convert(matrix, rows, columns, plane, order)
         del matrix
         self.forget(spec.name)
-        name = "data" if resident == "bfloat16" else "blocks"
-        source = f"{weight.values.path.name}:{weight.values.name}"
-        return QuantizedTensor(format=resident, shape=shape, planes={name: plane}, source=source)
+        return QuantizedTensor(
+            format=resident,
+            shape=(rows[1] - rows[0], columns[1] - columns[0]),
+            planes={"data" if resident == "bfloat16" else "blocks": plane},
+            source=f"{weight.values.path.name}:{weight.values.name}",
+        )
 
     def is_converted(self, name: str) -> bool:
         return self._weights[name].scheme is not None
 
     def vector(self, spec: WeightSpec) -> torch.Tensor:
+        weight = self._weights[spec.name]
+        if weight.scheme is not None and len(spec.shape) == 2:
+            rows, columns = spec.shape
+            plane = torch.empty(rows, weight.scheme.row_bytes(columns), dtype=torch.uint8)
+            return self._convert(weight, spec, (0, rows), (0, columns), plane, None).dequantize()
         return self._view(self._weights[spec.name].values).to(torch.float32, copy=True).view(spec.shape)
 
     def forget(self, name: str) -> None:
