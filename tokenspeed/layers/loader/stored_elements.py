@@ -10,9 +10,8 @@ from tokenspeed.recipes.weight_scheme import WeightScheme
 PER_WORD_ROWS = 8
 """Rows that share words at most; pieces of whole multiples read no word twice."""
 
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word of AWQ's the integer of each of eight neighbours lies: the word has them as 0, 2, 4, 6, 1, 3, 5,
-7."""
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours each field of a word of AWQ's is, from the lowest bits on."""
 
 Range = tuple[int, int]
 
@@ -69,9 +68,9 @@ class IntegerMatrix:
             return values[rows[0] : rows[1], columns[0] : columns[1]].contiguous().view(torch.uint8) ^ 128
         if self.stored.scheme.layout == "awq":
             first, last = rows[0] // per_word, -(-rows[1] // per_word)
-            fields = _awq_fields(values[columns[0] : columns[1], first:last])
+            turned = _awq_rows(values[columns[0] : columns[1], first:last])
             skipped = rows[0] - first * per_word
-            return fields[:, skipped : skipped + rows[1] - rows[0]].T.contiguous()
+            return turned[skipped : skipped + rows[1] - rows[0]]
         first, last = columns[0] // per_word, -(-columns[1] // per_word)
         words = values[first:last, rows[0] : rows[1]].T if self._by_column else values[rows[0] : rows[1], first:last]
         skipped = columns[0] - first * per_word
@@ -104,7 +103,7 @@ class IntegerMatrix:
         if packed.dtype == torch.int8:
             return packed.float().view(self.scales.shape) + self.middle
         if scheme.layout == "awq":
-            found = _awq_fields(packed)[:, :rows].T
+            found = _awq_rows(packed)[:rows]
         elif scheme.layout == "gptq":
             found = _fields(packed, self._bits)[:, :rows].T
         else:
@@ -123,13 +122,18 @@ class IntegerMatrix:
 def _fields(words: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [n, words] to uint8 [n, words * 32 / bits], the lowest field first."""
     # A word's bytes are in the order of its fields: little-endian, as everything in such a file.
-    stored = words.contiguous().view(torch.uint8)
+    stored = words.reshape(-1).contiguous().view(torch.uint8).view(words.shape[0], 4 * words.shape[1])
     return stored if bits == 8 else torch.stack([stored & 15, stored >> 4], dim=-1).flatten(1)
 
 
-def _awq_fields(words: torch.Tensor) -> torch.Tensor:
-    """int32 [n, words] of AWQ's to uint8 [n, words * 8]."""
-    return _fields(words, 4).view(words.shape[0], -1, 8)[..., list(_AWQ_ORDER)].flatten(1)
+def _awq_rows(words: torch.Tensor) -> torch.Tensor:
+    """int32 [n, words] of AWQ's, turned: uint8 [words * 8, n]."""
+    count, width = words.shape
+    turned = words.T.contiguous()
+    rows = torch.empty(width, 8, count, dtype=torch.uint8)
+    for field, place in enumerate(_AWQ_ORDER):
+        rows[:, place] = (turned >> (4 * field)) & 15
+    return rows.view(8 * width, count)
 
 
 def nibbles(values: torch.Tensor, rows: Range, columns: Range) -> torch.Tensor:
