@@ -38,6 +38,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2-greedy": ("deepseek_v2", {"topk_method": "greedy", "q_lora_rank": None}),
     "glm4_moe_lite": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {"rope_parameters": BY_KIND}),
     "gemma3-caps": ("gemma3", {"final_logit_softcapping": 2.0, "tie_word_embeddings": True}),
     "mixtral": ("mixtral", {}),

@@ -83,7 +83,7 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
     "deepseek_v2": (
         "DeepseekV2Config",
         "DeepseekV2ForCausalLM",
-        {**_DEEPSEEK, "topk_method": "group_limited_greedy", "rms_norm_eps": 1e-5},
+        {**_DEEPSEEK, "topk_method": "group_limited_greedy", "rms_norm_eps": 1e-5, "num_experts_per_tok": 3},
     ),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", "Glm4MoeLiteForCausalLM", {**_DEEPSEEK, "n_group": 1, "topk_group": 1}),
     "mistral4": ("Mistral4Config", "Mistral4ForCausalLM", _MISTRAL4),
@@ -106,6 +106,11 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
     ),
     "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {"sliding_window": 12, "attn_logit_softcapping": 1.5, "attn_implementation": "eager", "num_hidden_layers": 3},
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",

@@ -22,6 +22,7 @@ FAMILIES: dict[str, tuple[str, Reader]] = {
     "Glm4MoeLiteForCausalLM": ("glm4_moe_lite", latent.glm4_moe_lite),
     "MiniMaxM2ForCausalLM": ("minimax_m2", mixtral.minimax_m2),
     "MixtralForCausalLM": ("mixtral", mixtral.mixtral),
+    "Gemma2ForCausalLM": ("gemma2", gemma.gemma2),
     "Gemma3ForCausalLM": ("gemma3", gemma.gemma3),
     "Gemma3ForConditionalGeneration": ("gemma3", gemma.gemma3_with_vision),
     "DeepseekV2ForCausalLM": ("deepseek_v2", latent.deepseek_v2),
