@@ -4,7 +4,7 @@ import pytest
 
 from tokenspeed.recipes.boxes import nearest_boxes, render_boxes
 from tokenspeed.recipes.capacity import BLOCK_ALIGNMENT, MOST_LARGEST, cache_shape, share_parents
-from tokenspeed.recipes.catalogue import configs_directory, find_recipe, load_hardware, load_recipe
+from tokenspeed.recipes.catalogue import configs_directory, find_recipe, load_hardware, load_recipe, recipe_names
 from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, Experts, count_parameters
 from tokenspeed.recipes.divisibility import indivisible
 from tokenspeed.recipes.document import RecipeError
@@ -49,12 +49,20 @@ def test_half_of_gpt_oss_is_windowed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "published"),
-    [("kimi-k2.5", 1.026e12), ("deepseek-v3.2", 671e9), ("gpt-oss-120b", 116.8e9), ("qwen3-8b", 8.19e9)],
+    [("kimi-k2.5", 1.026e12), ("deepseek-v3.2", 671e9), ("gpt-oss-120b", 116.829e9), ("qwen3-8b", 8.19e9)],
 )
 def test_dimensions_amount_to_the_published_parameters(name: str, published: float) -> None:
     dimensions = load_recipe(find_recipe(name)).recipe.dimensions
     assert dimensions is not None
     assert count_parameters(dimensions).total == pytest.approx(published, rel=0.004)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_profile_divides_its_model(name: str) -> None:
+    recipe = load_recipe(find_recipe(name)).recipe
+    assert recipe.dimensions is not None
+    for profile in recipe.profiles.values():
+        assert indivisible(recipe.dimensions, profile.parallel or Parallel()) == []
 
 
 def test_dense_checkpoints_are_counted_to_the_byte() -> None:
@@ -93,8 +101,8 @@ def test_a_groups_own_type_does_not_follow_the_caches() -> None:
         (61 * 576 * 2, "bfloat16"),
         (61 * 132, "float8_e4m3"),
     ]
-    # Blocks of both sizes divide one parent; the indexer's are a little longer for it.
-    assert [facts.children_per_parent for facts in found.shape.facts] == [7, 61]
+    # Blocks of both sizes divide one parent.
+    assert [facts.children_per_parent for facts in found.shape.facts] == [11, 96]
 
 
 def test_a_state_is_one_block_a_request() -> None:

@@ -63,8 +63,8 @@ class SparseIndex(Strict):
 
 
 class Experts(Strict):
-    """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token, and where the choice is
-    ``corrected`` the router has a bias for each expert."""
+    """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token. Where the choice is
+    ``corrected`` the router has a bias for each expert; with ``biases`` it has, and each expert's matrices have."""
 
     layers: Positive
     count: Positive
@@ -72,6 +72,7 @@ class Experts(Strict):
     shared: Count = 0
     intermediate: Positive
     corrected: bool = False
+    biases: bool = False
 
 
 class Vision(Strict):
@@ -89,6 +90,9 @@ class Vision(Strict):
 class Dimensions(Strict):
     """A decoder's dimensions.
 
+    ``head_norms``: queries and keys are normalised, each head by itself, or with ``whole_norms`` all heads together.
+    ``biases``: queries, keys and values have them; ``output_bias``: what follows attention too. ``sinks``: each head
+    has one.
     ``intermediate`` is that of the dense layers (0: there are none), ``quantisation_block`` the columns that share a
     scale: a rank's part of a quantised matrix must hold whole ones. ``by_position``: numbers that each position has in
     tables (cosines and sines, of every rotary embedding); 0: as many as one embedding of a whole head has.
@@ -103,7 +107,10 @@ class Dimensions(Strict):
     vocab: Positive
     tied: bool = False
     head_norms: bool = False
+    whole_norms: bool = False
     biases: bool = False
+    output_bias: bool = False
+    sinks: bool = False
     latent: LatentAttention | None = None
     index: SparseIndex | None = None
     experts: Experts | None = None
@@ -149,7 +156,10 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         vocab=config.vocab_size,
         tied=config.tie_word_embeddings,
         head_norms=config.qk_norm,
+        whole_norms=config.whole_norms,
         biases=config.attention_bias,
+        output_bias=config.output_bias,
+        sinks=config.sinks,
         latent=_latent(config),
         index=_index(config),
         experts=_experts(config),
@@ -196,6 +206,7 @@ def _experts(config: ModelConfig) -> Experts | None:
         shared=-(-experts.shared_intermediate // experts.intermediate),
         intermediate=experts.intermediate,
         corrected=experts.corrected,
+        biases=experts.biases,
     )
 
 
@@ -239,9 +250,11 @@ def count_parameters(model: Dimensions) -> Parameters:
     expert_count = 0
     if experts is not None:
         each = 3 * model.hidden * experts.intermediate
-        expert_count = experts.layers * experts.count * each
         sharded += experts.layers * experts.shared * each
-        replicated += experts.layers * experts.count * (model.hidden + experts.corrected)
+        if experts.biases:
+            each += 2 * experts.intermediate + model.hidden
+        expert_count = experts.layers * experts.count * each
+        replicated += experts.layers * experts.count * (model.hidden + experts.corrected + experts.biases)
     if model.vision is not None:
         encoder = model.vision.parameters
         sharded, replicated = (
@@ -257,8 +270,14 @@ def _attention(model: Dimensions) -> tuple[int, int]:
         sharded = 2 * model.hidden * (queries + keys)
         if model.biases:
             sharded += queries + 2 * keys
-        norms = 2 * model.head_dim if model.head_norms else 0
-        return model.layers * sharded, model.layers * norms
+        if model.sinks:
+            sharded += model.heads
+        replicated = model.hidden if model.output_bias else 0
+        if model.whole_norms:
+            sharded += queries + keys
+        elif model.head_norms:
+            replicated += 2 * model.head_dim
+        return model.layers * sharded, model.layers * replicated
     latent = model.latent
     sharded = (latent.query_rank or model.hidden) * model.heads * (latent.plain + latent.rotary)
     sharded += latent.latent * model.heads * (latent.plain + latent.value) + model.heads * latent.value * model.hidden
