@@ -77,14 +77,18 @@ class FakePlan:
 
 @dataclass(frozen=True)
 class Group:
-    """A cache group: the tokens that stay visible (0: all), and how many of its blocks make a parent."""
+    """A cache group: the tokens that stay visible (0: all), how many of its blocks make a parent, and whether it is one
+    of states: its table is the input, which a request may begin with, and the live block."""
 
     window: int = 0
     children: int = 1
+    is_state: bool = False
 
 
 def groups_of(specs: DeviceSpecs) -> list[Group]:
-    return [Group(facts.sliding_window_tokens, facts.children_per_parent) for facts in specs.groups]
+    return [
+        Group(facts.sliding_window_tokens, facts.children_per_parent, facts.kind == "state") for facts in specs.groups
+    ]
 
 
 @dataclass
@@ -188,7 +192,12 @@ class PlanMaker:
             if block:
                 self._drop(group, block)
                 blocks[slot] = 0
-        while len(blocks) * self._granularity < tokens:
+        if self._groups[group].is_state:
+            if not before:
+                blocks[:] = [*(blocks or [0]), self._take(group)]
+            elif blocks[0]:
+                blocks[0] = 0  # the step before went on from it
+        while not self._groups[group].is_state and len(blocks) * self._granularity < tokens:
             blocks.append(self._take(group))
         first = next((slot for slot, pair in enumerate(zip(before, blocks, strict=False)) if pair[0] != pair[1]), None)
         first = len(before) if first is None else first

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
+from tokenspeed.layers.kernels import Kernel
 from tokenspeed.layers.parts import ModelParts
-from tokenspeed.layers.weights import Ranks, WeightSpec, leading_pairs
+from tokenspeed.layers.weights import Ranks, RowOrder, WeightSpec, leading_pairs
 from tokenspeed.recipes.model_config import ModelConfig, RopeConfig
 
 
@@ -21,9 +22,12 @@ def attention_weights(config: ModelConfig, place: str, ranks: Ranks) -> list[Wei
         ("v", config.num_kv_heads, 0),
     ):
         order = {"rotary_heads": rotary, "row_order": turned if rotary else None}
-        specs.append(ranks.rows(f"{place}.{name}_proj.weight", heads * dim, hidden, **order))
+        rows = heads * dim
+        if config.output_gate and name == "q":
+            rows, order = 2 * rows, {"row_order": _gates_behind(dim)}
+        specs.append(ranks.rows(f"{place}.{name}_proj.weight", rows, hidden, **order))
         if config.attention_bias:
-            specs.append(ranks.rows(f"{place}.{name}_proj.bias", heads * dim, **order))
+            specs.append(ranks.rows(f"{place}.{name}_proj.bias", rows, **order))
         if config.qk_norm and rotary:
             norm, share = f"{place}.{name}_norm.weight", ranks.rows if config.whole_norms else ranks.whole
             specs.append(share(norm, heads * dim if config.whole_norms else dim, offset=config.norm_offset))
@@ -35,8 +39,18 @@ def attention_weights(config: ModelConfig, place: str, ranks: Ranks) -> list[Wei
     return specs
 
 
+def _gates_behind(dim: int) -> RowOrder:
+    """The order of heads of ``dim`` rows for a query and as many for its gate: all queries, then all gates."""
+
+    def order(rows: int) -> torch.Tensor:
+        return torch.arange(rows).view(-1, 2, dim).transpose(0, 1).reshape(rows)
+
+    return order
+
+
 class GroupedQueryAttention:
-    """Four kernel calls a step; eight where norms are over all heads together. ``rope``: the model's own where None.
+    """Four kernel calls a step; one more with an output gate, eight where norms are over all heads together. ``rope``:
+    the model's own where None.
 
     Attributes:
         sinks: float32 [heads], the heads' sinks; None where there are none.
@@ -56,7 +70,8 @@ class GroupedQueryAttention:
             q_norm = k_norm = None
         else:
             project = parts.stacked([f"{place}.{name}_proj" for name in ("q", "k", "v")]).forward
-            qkv = workspace.stacked("qkv", ((heads, dim), (keys, dim), (keys, dim)))
+            queries = 2 * heads if config.output_gate else heads
+            qkv = workspace.stacked("qkv", ((queries, dim), (keys, dim), (keys, dim)))
             self._project = lambda x: project(x, qkv(x.shape[0]))
         self._q_norm, self._k_norm = q_norm, k_norm
         self._output = parts.linear(f"{place}.o_proj", "columns")
@@ -67,6 +82,8 @@ class GroupedQueryAttention:
             partial_rotary=self._cos_sin.shape[1] < dim,
             kv_dtype=parts.kv_dtype,
         )
+        self._gate: Kernel | None = parts.kernels.sigmoid_gate() if config.output_gate else None
+        self._queries = heads
         self._heads = workspace.rows("heads", heads, dim)
         self._flat_heads = workspace.rows("heads", heads * dim)
 
@@ -80,12 +97,16 @@ class GroupedQueryAttention:
         """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H], and the tokens' keys and values to the cache."""
         tokens = x.shape[0]
         q, k, v = self._project(x)
+        q, gates = q[:, : self._queries], q[:, self._queries :]
         self._prologue(
             q, k, v, batch.positions, self._cos_sin, self._q_norm, self._k_norm, self._eps,
             self._k_cache, self._v_cache, batch.slots[self._group],
         )  # fmt: skip
         batch.attention[self._group].attend(self._place, q, self._heads(tokens))
-        self._output(self._flat_heads(tokens), out)
+        heads = self._flat_heads(tokens)
+        if self._gate is not None:
+            self._gate(heads, gates.flatten(1), heads)
+        self._output(heads, out)
 
 
 class _NormedProjections:

@@ -25,7 +25,7 @@ def key_value_groups(config: ModelConfig, *, granularity: int) -> tuple[CacheGro
     """Keys and values: of every token in the layers that see the whole sequence, of the last
     ``config.sliding_window`` tokens in the others. A group without layers is left out."""
     fields = [CacheFieldSpec(name=name, heads=config.num_kv_heads, dim=config.head_dim) for name in ("k", "v")]
-    full = [layer for layer in range(config.num_layers) if layer not in config.sliding_layers]
+    full = [layer for layer in config.attending_layers if layer not in config.sliding_layers]
     groups = []
     if full:
         groups.append(history("attention", full, fields, granularity=granularity))

@@ -31,6 +31,9 @@ OPERATIONS = (
     "moe.route",
     "moe.experts",
     "gemm.head_linear",
+    "norm.gated_rms",
+    "recurrent.causal_conv",
+    "recurrent.gated_delta",
     "attention.gqa_prologue",
     "attention.decode",
     "attention.extend",
@@ -159,6 +162,28 @@ class KernelBinder:
     def add(self) -> Kernel:
         """``fn(x, out in/out)``."""
         return self._keep(ops.bind_add(override=self._overrides.get("activation.add")))
+
+    def gated_rms_norm(self, *, gate: str) -> Kernel:
+        """``fn(x, gate, weight, eps, silu, out)``; ``gate``: its function, "silu" or "sigmoid"."""
+        return self._keep(ops.bind_gated_rms_norm(gate=gate, override=self._overrides.get("norm.gated_rms")))
+
+    def causal_conv(self, *, width: int, biased: bool) -> Kernel:
+        """``fn(x, weight, bias, state, starts, sources, targets, out)``."""
+        override = self._overrides.get("recurrent.causal_conv")
+        return self._keep(ops.bind_causal_conv(width=width, biased=biased, override=override))
+
+    def gated_delta(self, *, key_dim: int, value_dim: int, v_per_k: int, decay: str) -> Kernel:
+        """``fn(q, k, v, decay, beta, rate, bias, eps, state, starts, sources, targets, out)``; ``decay``: of what there
+        is one, "head" or "channel"."""
+        return self._keep(
+            ops.bind_gated_delta(
+                key_dim=key_dim,
+                value_dim=value_dim,
+                v_per_k=v_per_k,
+                decay=decay,
+                override=self._overrides.get("recurrent.gated_delta"),
+            )
+        )
 
     def gqa_prologue(
         self, *, head_dim: int, q_per_kv: int, qk_norm: bool, partial_rotary: bool, kv_dtype: torch.dtype

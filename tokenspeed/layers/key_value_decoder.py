@@ -7,7 +7,7 @@ import torch
 
 from tokenspeed.layers.attention import GroupedQueryAttention, attention_weights
 from tokenspeed.layers.attention_spec import AttentionSpec
-from tokenspeed.layers.decoder import Decoder, DecoderLayer, FeedForward, decoder_weights, norm_weights
+from tokenspeed.layers.decoder import Decoder, DecoderLayer, FeedForward, Mixer, decoder_weights, norm_weights
 from tokenspeed.layers.experts import ExpertNames, Mixture, experts_weights
 from tokenspeed.layers.mlp import GatedMlp, mlp_weights
 from tokenspeed.layers.parts import ModelParts
@@ -74,7 +74,7 @@ def key_value_attention_specs(
             sinks=tuple(sink for sink in held if sink is not None),
         )
 
-    full = [layer for layer in range(config.num_layers) if layer not in config.sliding_layers]
+    full = [layer for layer in config.attending_layers if layer not in config.sliding_layers]
     return tuple(spec(layers) for layers in (full, config.sliding_layers) if layers)
 
 
@@ -88,7 +88,7 @@ class KeyValueDecoder(Decoder):
         place = f"model.layers.{index}"
         return DecoderLayer(parts, place, self.make_mixer(parts, index), self.make_feed_forward(parts, index))
 
-    def make_mixer(self, parts: ModelParts, index: int) -> GroupedQueryAttention:
+    def make_mixer(self, parts: ModelParts, index: int) -> Mixer:
         """The attention of layer ``index``."""
         return GroupedQueryAttention(parts, f"model.layers.{index}.self_attn", rope=parts.config.rope_of(index))
 

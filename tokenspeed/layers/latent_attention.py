@@ -74,6 +74,8 @@ class LatentAttention:
         self._plain = plain
         self._eps = LATENT_EPS
         self._cos_sin = parts.rotary(config.rope, rotary)
+        # Where nothing is rotated, the table has one row, which turns by no angle, for every token.
+        self._no_positions = workspace.integers("no_positions") if config.rope.kind == "none" else None
         self._growth: torch.Tensor | None = None
         if latent.growth:
             self._growth = parts.growth(latent)
@@ -120,8 +122,9 @@ class LatentAttention:
             self._query(compressed_query, self._flat_q(tokens))
         q, compressed = self._q(tokens), self._compressed(tokens)
         self._compress(x, compressed)
+        positions = batch.positions if self._no_positions is None else self._no_positions(tokens)
         self._prologue(
-            q, compressed, batch.positions, self._cos_sin, self._latent_norm, self._eps, self._cache,
+            q, compressed, positions, self._cos_sin, self._latent_norm, self._eps, self._cache,
             batch.slots[self._group],
         )  # fmt: skip
         if self._growth is not None:

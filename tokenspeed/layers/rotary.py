@@ -23,6 +23,9 @@ def rotary_table(
     ``factors`` float32 [R / 2] divide the frequencies (llama 3.1 files in GGUF carry them as a tensor).
     Raises ValueError for an unknown kind. Angles are products in float32, as the reference implementations have them.
     """
+    if rope.kind == "none":
+        half = rope.rotated(head_dim) // 2
+        return torch.cat([torch.ones(1, half), torch.zeros(1, half)], dim=1)
     scaling = scaling_of(rope)
     frequencies = rotary_frequencies(rope.theta, rope.rotated(head_dim), scaling)
     if factors is not None:

@@ -29,6 +29,7 @@ MODELS = (
     "glm_moe_dsa",
     "gpt_oss",
     "kimi_k25",
+    "kimi_linear",
     "llama",
     "minimax_m2",
     "mistral",
@@ -36,7 +37,10 @@ MODELS = (
     "mixtral",
     "qwen2",
     "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_moe",
+    "qwen3_next",
 )
 """Architectures; each is a file of this folder."""
 

@@ -52,6 +52,29 @@ class LatentAttention(Strict):
     value: Positive
 
 
+class LinearAttention(Strict):
+    """Layers that keep a state in place of keys and values: Gated DeltaNet, or with a decay for each channel Kimi Delta
+    Attention."""
+
+    layers: Positive
+    key_heads: Positive
+    value_heads: Positive
+    key_dim: Positive
+    value_dim: Positive
+    conv_width: Positive
+    channel_decay: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.values
+
+    @property
+    def values(self) -> int:
+        """Elements of all value heads."""
+        return self.value_heads * self.value_dim
+
+
 class SparseIndex(Strict):
     """The indexer of sparse attention (DeepSeek-V3.2): heads, their width, tokens that it chooses for each query, and
     the layers that have one, 0 for all."""
@@ -63,13 +86,15 @@ class SparseIndex(Strict):
 
 
 class Experts(Strict):
-    """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token. Where the choice is
-    ``corrected`` the router has a bias for each expert; with ``biases`` it has, and each expert's matrices have."""
+    """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token, through a gate of their own
+    where there is a ``shared_gate``. Where the choice is ``corrected`` the router has a bias for each expert; with
+    ``biases`` it has, and each expert's matrices have."""
 
     layers: Positive
     count: Positive
     active: Positive
     shared: Count = 0
+    shared_gate: bool = False
     intermediate: Positive
     corrected: bool = False
     biases: bool = False
@@ -96,6 +121,8 @@ class Dimensions(Strict):
     ``intermediate`` is that of the dense layers (0: there are none), ``quantisation_block`` the columns that share a
     scale: a rank's part of a quantised matrix must hold whole ones. ``by_position``: numbers that each position has in
     tables (cosines and sines, of every rotary embedding); 0: as many as one embedding of a whole head has.
+    ``unturned``: nothing is rotated, and the one row of the table is every position's. ``output_gate``: what attention
+    gives is gated element by element, by rows that the projection of the queries has besides.
     """
 
     layers: Positive
@@ -112,15 +139,20 @@ class Dimensions(Strict):
     output_bias: bool = False
     sinks: bool = False
     latent: LatentAttention | None = None
+    linear: LinearAttention | None = None
+    output_gate: bool = False
     index: SparseIndex | None = None
     experts: Experts | None = None
     vision: Vision | None = None
     quantisation_block: Positive = 1
     by_position: Count = 0
+    unturned: bool = False
 
     @property
     def table_columns(self) -> int:
         """Numbers that a position has in tables."""
+        if self.unturned:
+            return 0
         return self.by_position or (self.head_dim if self.latent is None else self.latent.rotary)
 
 
@@ -162,9 +194,12 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         sinks=config.sinks,
         latent=_latent(config),
         index=_index(config),
+        linear=_linear(config),
+        output_gate=config.output_gate,
         experts=_experts(config),
         quantisation_block=1 if config.quantization is None else config.quantization.block_columns,
         by_position=_by_position(config),
+        unturned=config.rope.kind == "none",
     )
 
 
@@ -195,6 +230,21 @@ def _index(config: ModelConfig) -> SparseIndex | None:
     return SparseIndex(heads=index.heads, width=index.width, chosen=index.chosen, layers=len(index.layers))
 
 
+def _linear(config: ModelConfig) -> LinearAttention | None:
+    linear = config.linear
+    if linear is None:
+        return None
+    return LinearAttention(
+        layers=len(linear.layers),
+        key_heads=linear.key_heads,
+        value_heads=linear.value_heads,
+        key_dim=linear.key_dim,
+        value_dim=linear.value_dim,
+        conv_width=linear.conv_width,
+        channel_decay=linear.channel_decay,
+    )
+
+
 def _experts(config: ModelConfig) -> Experts | None:
     experts = config.experts
     if experts is None:
@@ -204,6 +254,7 @@ def _experts(config: ModelConfig) -> Experts | None:
         count=experts.count,
         active=experts.active,
         shared=-(-experts.shared_intermediate // experts.intermediate),
+        shared_gate=experts.shared_gate,
         intermediate=experts.intermediate,
         corrected=experts.corrected,
         biases=experts.biases,
@@ -212,6 +263,7 @@ def _experts(config: ModelConfig) -> Experts | None:
 
 def groups_of(config: ModelConfig) -> list[CacheGroup]:
     """The cache groups of a checkpoint that is here; the model's own declaration says the same."""
+    attending, states = len(config.attending_layers), _state_groups(config)
     if config.latent is not None:
         width = config.latent.latent + config.latent.rotary
         groups = []
@@ -220,12 +272,12 @@ def groups_of(config: ModelConfig) -> list[CacheGroup]:
         elif config.index is not None:
             count, key = len(config.index.layers), config.index.width
             groups = [CacheGroup(id="index", layers=count, values_per_layer=key, replicated=True)]
-        return [CacheGroup(id="latent", layers=config.num_layers, values_per_layer=width, replicated=True), *groups]
+        return [CacheGroup(id="latent", layers=attending, values_per_layer=width, replicated=True), *groups, *states]
     values = 2 * config.num_kv_heads * config.head_dim
     sliding = len(config.sliding_layers)
     groups = []
-    if config.num_layers > sliding:
-        groups.append(CacheGroup(id="attention", layers=config.num_layers - sliding, values_per_layer=values))
+    if attending > sliding:
+        groups.append(CacheGroup(id="attention", layers=attending - sliding, values_per_layer=values))
     if sliding:
         groups.append(
             CacheGroup(
@@ -236,12 +288,30 @@ def groups_of(config: ModelConfig) -> list[CacheGroup]:
                 window=config.sliding_window,
             )
         )
-    return groups
+    return groups + states
+
+
+def _state_groups(config: ModelConfig) -> list[CacheGroup]:
+    """The inputs that a convolution still sees, and the matrix of each head."""
+    linear = config.linear
+    if linear is None:
+        return []
+    values = (linear.conv_width - 1) * linear.channels + linear.value_heads * linear.key_dim * linear.value_dim
+    return [
+        CacheGroup(
+            id="state",
+            kind="state",
+            layers=len(linear.layers),
+            values_per_layer=values,
+            checkpoint=linear.checkpoint,
+            dtype="float32",
+        )
+    ]
 
 
 def count_parameters(model: Dimensions) -> Parameters:
     """Counts the weights that the dimensions imply."""
-    sharded, replicated = _attention(model)
+    sharded, replicated = (sum(both) for both in zip(_attention(model), _linear_weights(model), strict=True))
     experts = model.experts
     dense_layers = model.layers - (experts.layers if experts else 0)
     sharded += dense_layers * 3 * model.hidden * model.intermediate
@@ -255,6 +325,7 @@ def count_parameters(model: Dimensions) -> Parameters:
             each += 2 * experts.intermediate + model.hidden
         expert_count = experts.layers * experts.count * each
         replicated += experts.layers * experts.count * (model.hidden + experts.corrected + experts.biases)
+        replicated += experts.layers * int(experts.shared_gate) * model.hidden
     if model.vision is not None:
         encoder = model.vision.parameters
         sharded, replicated = (
@@ -263,11 +334,28 @@ def count_parameters(model: Dimensions) -> Parameters:
     return Parameters(sharded=sharded, replicated=replicated, experts=expert_count)
 
 
+def _linear_weights(model: Dimensions) -> tuple[int, int]:
+    """(sharded, replicated) weights of all layers with a state."""
+    linear = model.linear
+    if linear is None:
+        return 0, 0
+    heads, keys = linear.value_heads, linear.value_heads * linear.key_dim
+    sharded = model.hidden * (linear.channels + linear.values + heads) + linear.channels * linear.conv_width + heads
+    if linear.channel_decay:  # decay and gate come through a rank of one head
+        sharded += linear.key_dim * (keys + linear.values) + keys
+        replicated = 2 * model.hidden * linear.key_dim + linear.value_dim
+    else:
+        sharded += model.hidden * (linear.values + heads) + heads
+        replicated = linear.value_dim
+    return linear.layers * sharded, linear.layers * replicated
+
+
 def _attention(model: Dimensions) -> tuple[int, int]:
-    """(sharded, replicated) weights of the attention of all layers."""
+    """(sharded, replicated) weights of the attention of all layers that attend."""
+    layers = model.layers - (model.linear.layers if model.linear else 0)
     if model.latent is None:
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        sharded = 2 * model.hidden * (queries + keys)
+        sharded = model.hidden * ((3 if model.output_gate else 2) * queries + 2 * keys)
         if model.biases:
             sharded += queries + 2 * keys
         if model.sinks:
@@ -277,7 +365,7 @@ def _attention(model: Dimensions) -> tuple[int, int]:
             sharded += queries + keys
         elif model.head_norms:
             replicated += 2 * model.head_dim
-        return model.layers * sharded, model.layers * replicated
+        return layers * sharded, layers * replicated
     latent = model.latent
     sharded = (latent.query_rank or model.hidden) * model.heads * (latent.plain + latent.rotary)
     sharded += latent.latent * model.heads * (latent.plain + latent.value) + model.heads * latent.value * model.hidden
@@ -285,6 +373,6 @@ def _attention(model: Dimensions) -> tuple[int, int]:
     if model.index is not None:
         index = model.index
         each = latent.query_rank * index.heads * index.width + model.hidden * (index.width + index.heads)
-        indexers = (index.layers or model.layers) * (each + 2 * index.width)
-        return model.layers * sharded, model.layers * replicated + indexers
-    return model.layers * sharded, model.layers * replicated
+        indexers = (index.layers or layers) * (each + 2 * index.width)
+        return layers * sharded, layers * replicated + indexers
+    return layers * sharded, layers * replicated

@@ -95,6 +95,8 @@ def cpu_workspace_term(model: Dimensions, *, chunk: int, max_seqs: int, position
     tokens, rows = chunk + max_seqs, max(max_seqs, LEAST_LOGIT_ROWS)
     values = tokens * (3 * model.hidden + _attention_values(model) + _feed_forward_values(model))
     values += rows * (model.hidden + model.vocab) + positions * model.table_columns + model.hidden
+    if model.unturned:
+        values += tokens + (model.head_dim if model.latent is None else model.latent.rotary)
     detail = f"{tokens} tokens a step, {rows} rows of logits"
     return Term(name="workspace", bytes=4 * values, certainty="counted", detail=detail)
 
@@ -103,12 +105,26 @@ def _attention_values(model: Dimensions) -> int:
     """Numbers that attention holds for a token: projections, and the heads' output."""
     latent = model.latent
     if latent is None:
-        return 2 * (model.heads + model.kv_heads) * model.head_dim
-    each = latent.plain + latent.rotary + 2 * latent.latent + latent.value
-    values = model.heads * each + latent.query_rank + latent.latent + latent.rotary
+        output = model.heads * model.head_dim
+        projected = (2 if model.output_gate else 1) * output + 2 * model.kv_heads * model.head_dim
+    else:
+        output = model.heads * latent.value
+        projected = model.heads * (latent.plain + latent.rotary + 2 * latent.latent)
+        projected += latent.query_rank + latent.latent + latent.rotary
     if model.index is not None:
-        values += (model.index.heads + 1) * model.index.width + model.index.heads + model.index.chosen
-    return values
+        projected += (model.index.heads + 1) * model.index.width + model.index.heads + model.index.chosen
+    return projected + _linear_values(model) + max(output, model.linear.values if model.linear else 0)
+
+
+def _linear_values(model: Dimensions) -> int:
+    """The same of layers with a state, but for the heads' output, which has the memory of attention's."""
+    linear = model.linear
+    if linear is None:
+        return 0
+    if linear.channel_decay:
+        decays = linear.value_heads * linear.key_dim
+        return 2 * linear.channels + linear.key_dim + decays + linear.value_heads + linear.values
+    return 2 * linear.channels + linear.values + 2 * linear.value_heads
 
 
 def _feed_forward_values(model: Dimensions) -> int:
@@ -118,7 +134,8 @@ def _feed_forward_values(model: Dimensions) -> int:
         return 3 * model.intermediate
     dense = model.intermediate if model.layers > experts.layers else 0
     inner = max(dense, experts.shared * experts.intermediate)
-    return 3 * inner + experts.count + 2 * experts.active + (model.hidden if experts.shared else 0)
+    shared = (model.hidden if experts.shared else 0) + int(experts.shared_gate)
+    return 3 * inner + experts.count + 2 * experts.active + shared
 
 
 def device_terms(model: Dimensions | None, parallel: Parallel, *, chunk: int, max_seqs: int) -> list[Term]:

@@ -5,6 +5,7 @@ fit each other is refused before anything is loaded, and the plan counts what wi
 """
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,9 @@ _PARTS = (
 )  # fmt: skip
 _FUSED = {"_blocks": "blocks", "_scales": "weight_scale"}
 """Endings by which the experts of gpt-oss, one tensor for all of a layer, have their parts."""
+
+_DENSE_AS_MIXTURE = re.compile(r"(model\.layers\.\d+)\.block_sparse_moe\.((?:gate|up|down)_proj\.\w+)")
+"""transformers writes the dense MLPs of Kimi Linear under the name of its mixtures."""
 
 # Scales of activations and of a quantised cache: nothing is lost without them, both stay as the engine has them.
 _NOT_NEEDED = (
@@ -124,8 +128,9 @@ def decoder_name(name: str) -> str:
     """The name of a tensor as a checkpoint of the decoder alone has it: models that see have theirs under another."""
     for inner, plain in _DECODERS.items():
         if name.startswith(inner):
-            return plain + name.removeprefix(inner)
-    return name
+            name = plain + name.removeprefix(inner)
+            break
+    return _DENSE_AS_MIXTURE.sub(r"\1.mlp.\2", name)
 
 
 def _tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -18,6 +18,7 @@ from tokenspeed.recipes.model_config.gguf import from_gguf
 from tokenspeed.recipes.model_config.types import ExpertsConfig as ExpertsConfig
 from tokenspeed.recipes.model_config.types import IndexConfig as IndexConfig
 from tokenspeed.recipes.model_config.types import LatentConfig as LatentConfig
+from tokenspeed.recipes.model_config.types import LinearAttentionConfig as LinearAttentionConfig
 from tokenspeed.recipes.model_config.types import ModelConfig as ModelConfig
 from tokenspeed.recipes.model_config.types import RopeConfig as RopeConfig
 from tokenspeed.recipes.quantization import with_quantization_beside

@@ -12,7 +12,8 @@ GatedKind = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """Rotary embedding. ``kind`` "default", "linear", "llama3" ...; ``parameters`` are that kind's own.
+    """Rotary embedding. ``kind`` "default", "linear", "llama3" ..., "none" (nothing is rotated); ``parameters`` are its
+    own.
 
     ``share``: the part of a head that is rotated, its first elements. ``paired``: the checkpoint has elements that
     rotate together side by side, not half a rotary part apart.
@@ -98,6 +99,36 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearAttentionConfig:
+    """Layers that keep a state in place of keys and values, by the gated delta rule (arXiv:2412.06464, and 2510.26692
+    with a decay for each channel).
+
+    Attributes:
+        layers: indices of the layers that are so; the others attend.
+        key_heads, value_heads: heads; value heads share key heads.
+        key_dim, value_dim: elements of a head.
+        conv_width: inputs that the convolution before the rule sees.
+        channel_decay: whether a channel of a key has a decay of its own, else a head has.
+        checkpoint: tokens between two states that are kept: a state is as large as the keys and values of hundreds of
+            tokens, so they are kept far apart; a multiple of every block granularity.
+    """
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    channel_decay: bool = False
+    checkpoint: int = 256
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values of all heads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """One decoder's dimensions.
 
@@ -122,7 +153,8 @@ class ModelConfig:
         soft_cap, logit_soft_cap: what scores and logits are capped at, x becoming c * tanh(x / c); 0.0: they are not.
         embedding_scale: what embeddings are multiplied by, rounded to the type that they are stored in.
         activation: of the dense MLPs; ``joined_gate_up``: whether the checkpoint has their gate and up as one matrix.
-        latent, index, experts: of models that have them.
+        output_gate: whether what attention gives is gated, element by element, by a sigmoid of the token's own.
+        latent, index, experts, linear: of models that have them.
         ignored_weights: regular expressions for tensors of the checkpoint that are left out knowingly: a vision
             encoder, layers that draft tokens.
     """
@@ -163,6 +195,8 @@ class ModelConfig:
     latent: LatentConfig | None = None
     index: IndexConfig | None = None
     experts: ExpertsConfig | None = None
+    linear: LinearAttentionConfig | None = None
+    output_gate: bool = False
     ignored_weights: tuple[str, ...] = ()
 
     def rope_of(self, layer: int) -> RopeConfig:
@@ -174,6 +208,12 @@ class ModelConfig:
         """Layers with a dense MLP."""
         experts = () if self.experts is None else self.experts.layers
         return tuple(layer for layer in range(self.num_layers) if layer not in experts)
+
+    @property
+    def attending_layers(self) -> tuple[int, ...]:
+        """Layers that cache what each token leaves."""
+        linear = () if self.linear is None else self.linear.layers
+        return tuple(layer for layer in range(self.num_layers) if layer not in linear)
 
     def without(self, *patterns: str) -> "ModelConfig":
         """The same, with more that is left out of the checkpoint."""

@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from tokenspeed.recipes.model_config.families import dense, gemma, glm, gpt_oss, latent, mixtral, mixture, sparse
+from tokenspeed.recipes.model_config.families import (
+    dense,
+    gemma,
+    glm,
+    gpt_oss,
+    hybrid,
+    latent,
+    mixtral,
+    mixture,
+    sparse,
+)
 from tokenspeed.recipes.model_config.fields import Fields
 from tokenspeed.recipes.model_config.huggingface import Generation
 from tokenspeed.recipes.model_config.types import ModelConfig
@@ -15,6 +25,12 @@ FAMILIES: dict[str, tuple[str, Reader]] = {
     "Qwen2ForCausalLM": ("qwen2", dense.qwen2),
     "Qwen3ForCausalLM": ("qwen3", dense.qwen3),
     "Qwen3MoeForCausalLM": ("qwen3_moe", mixture.qwen3_moe),
+    "Qwen3NextForCausalLM": ("qwen3_next", hybrid.qwen3_next),
+    "Qwen3_5ForCausalLM": ("qwen3_5", hybrid.qwen3_5),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5", hybrid.qwen3_5),
+    "Qwen3_5MoeForCausalLM": ("qwen3_5_moe", hybrid.qwen3_5_moe),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe", hybrid.qwen3_5_moe),
+    "KimiLinearForCausalLM": ("kimi_linear", hybrid.kimi_linear),
     "DeepseekV3ForCausalLM": ("deepseek_v3", latent.deepseek_v3),
     "GptOssForCausalLM": ("gpt_oss", gpt_oss.gpt_oss),
     "Glm4ForCausalLM": ("glm4", glm.glm4),
