@@ -5,11 +5,12 @@ import pytest
 from tokenspeed.recipes.boxes import nearest_boxes, render_boxes
 from tokenspeed.recipes.capacity import BLOCK_ALIGNMENT, MOST_LARGEST, cache_shape, share_parents
 from tokenspeed.recipes.catalogue import configs_directory, find_recipe, load_hardware, load_recipe, recipe_names
-from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, Experts, count_parameters
+from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, Experts
 from tokenspeed.recipes.divisibility import indivisible
 from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.machine import described_machine
 from tokenspeed.recipes.overrides import set_values
+from tokenspeed.recipes.parameters import count_parameters
 from tokenspeed.recipes.plan import Plan, make_plan
 from tokenspeed.recipes.plan_text import render_plan
 from tokenspeed.recipes.resolve import resolve

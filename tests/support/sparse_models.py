@@ -26,7 +26,7 @@ SPARSE = {
     "index_head_dim": 16,
     "index_topk": 16,
     "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
+    "rms_norm_eps": 1e-3,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "initializer_range": 0.1,
@@ -57,4 +57,73 @@ def sparse_model(case: str) -> torch.nn.Module:
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.randn_like(buffer) * 0.1)
+    return model.eval()
+
+
+COMPRESSED = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "q_lora_rank": 32,
+    "partial_rotary_factor": 0.25,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+    "sliding_window": 16,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "hc_mult": 2,
+    "index_n_heads": 32,
+    "index_head_dim": 16,
+    "index_topk": 5,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.1,
+}
+
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+COMPRESSED_CASES: dict[str, dict[str, object]] = {
+    "all-kinds": {},
+    "sparse-alone": {"layer_types": ["compressed_sparse_attention"] * 4, "hc_mult": 3, "index_topk": 3},
+    "heavy-and-window": {"layer_types": ["heavily_compressed_attention", "sliding_attention"] * 2},
+    "scaled-rotary": {"rope_parameters": _YARN},
+}
+"""By name, what differs from COMPRESSED."""
+
+
+def compressed_model(case: str) -> torch.nn.Module:
+    """A random float32 DeepseekV4ForCausalLM of one of COMPRESSED_CASES, the same at every call."""
+    import transformers
+
+    torch.manual_seed(7)
+    config = transformers.DeepseekV4Config(**{**COMPRESSED, **COMPRESSED_CASES[case]})
+    model = transformers.DeepseekV4ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in ("norm", "sinks", "position_bias", "base", "scale")):
+            with torch.no_grad():
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.1)
+        if name.endswith("tid2eid"):
+            buffer.copy_(torch.rand(VOCABULARY, 8).argsort(dim=1)[:, : buffer.shape[1]])
     return model.eval()

@@ -14,6 +14,7 @@ class AttentionSpec:
         num_heads: query heads; 0 for a state, which has none.
         latent_dim: elements of the latent, where attention is over latents.
         index_heads: heads of the indexer, where entries are selected.
+        visible: whether the layers ask what each token sees, as lists.
         scale: what scores are multiplied by.
         soft_cap: what scores are capped at, see tokenspeed_kernel.ops.attention; 0.0: they are not.
         sinks: each layer's sink scores, float32 [heads]; empty: there are none.
@@ -23,6 +24,7 @@ class AttentionSpec:
     num_heads: int = 0
     latent_dim: int = 0
     index_heads: int = 0
+    visible: bool = False
     scale: float = 1.0
     soft_cap: float = 0.0
     sinks: tuple[torch.Tensor, ...] = ()

@@ -1,6 +1,6 @@
 """What a model's forward gets: the tokens of one step, and attention prepared for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,19 @@ class StateRows:
     starts: torch.Tensor
     sources: torch.Tensor
     targets: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Compressor:
+    """How tokens become an entry; the kernel, and what it takes besides caches and rows: see
+    tokenspeed_kernel.ops.compressed."""
+
+    kernel: Callable[..., None]
+    bias: torch.Tensor
+    norm: torch.Tensor
+    eps: float
+    cos_sin: torch.Tensor
+    overlapping: bool
 
 
 class Attention(Protocol):
@@ -42,9 +55,33 @@ class Attention(Protocol):
         ...
 
     def attend_selected(
-        self, place: int, q_latent: torch.Tensor, q_rope: torch.Tensor, selected: torch.Tensor, out: torch.Tensor
+        self,
+        place: int,
+        q_latent: torch.Tensor,
+        q_rope: torch.Tensor,
+        selected: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor | None,
     ) -> None:
-        """As attend_latent, over the entries of each token's own list, ``selected`` int32 [T, k]."""
+        """As attend_latent, over the entries of each token's own list, ``selected`` int32 [T, k]; ``lse`` float32
+        [T, heads] where it is needed, see tokenspeed_kernel.ops.sparse."""
+        ...
+
+    @property
+    def visible(self) -> torch.Tensor:
+        """int32 [T, n]: the entries that each token sees, ascending, -1 behind them."""
+        ...
+
+    def compress(
+        self,
+        values: torch.Tensor,
+        gates: torch.Tensor,
+        compressor: Compressor,
+        entry_cache: torch.Tensor,
+        entry_slots: torch.Tensor,
+    ) -> None:
+        """Of a group of a compressor's inputs: its caches, written before; makes the entries that this step completes,
+        see tokenspeed_kernel.ops.compressed."""
         ...
 
     @property

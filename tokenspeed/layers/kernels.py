@@ -43,6 +43,17 @@ OPERATIONS = (
     "attention.index_prologue",
     "attention.index_select",
     "attention.mla_selected",
+    "attention.write",
+    "attention.compress",
+    "attention.merge_partials",
+    "rotary.apply",
+    "attention.apply_sinks",
+    "hyper.begin",
+    "hyper.mix",
+    "hyper.spread",
+    "hyper.collapse",
+    "activation.clamped_silu",
+    "moe.table_route",
     "sampling.sample",
     "sampling.apply_penalties",
     "sampling.logprobs",
@@ -225,6 +236,50 @@ class KernelBinder:
             override=self._overrides.get(f"attention.{mode}"),
         )
         return self._keep(_reads(bound, page))
+
+    def write_entries(self, *, entry_dim: int, kv_dtype: torch.dtype) -> Kernel:
+        """``fn(x, cache, slots)``."""
+        override = self._overrides.get("attention.write")
+        return self._keep(ops.bind_write(entry_dim=entry_dim, kv_dtype=kv_dtype, override=override))
+
+    def compress(self, *, entry_dim: int, overlapping: bool, page: int, kv_dtype: torch.dtype) -> Kernel:
+        """``fn(values_cache, gates_cache, page_table, query_start, seq_lens, bias, norm, eps, cos_sin, entry_cache,
+        entry_slots, overlapping)`` for blocks of ``page`` tokens; raises as attention_read does."""
+        bound = ops.bind_compress(
+            entry_dim=entry_dim,
+            overlapping=overlapping,
+            kernel_page_size=page,
+            kv_dtype=kv_dtype,
+            override=self._overrides.get("attention.compress"),
+        )
+        return self._keep(_reads(bound, page))
+
+    def merge_partials(self, *, head_dim: int) -> Kernel:
+        """``fn(partials, partial_lse, out, lse)``."""
+        override = self._overrides.get("attention.merge_partials")
+        return self._keep(ops.bind_merge_partials(head_dim=head_dim, override=override))
+
+    def apply_sinks(self, *, head_dim: int) -> Kernel:
+        """``fn(x in/out, lse, sinks)``."""
+        override = self._overrides.get("attention.apply_sinks")
+        return self._keep(ops.bind_apply_sinks(head_dim=head_dim, override=override))
+
+    def rotary(self, *, head_dim: int, interleaved: bool) -> Kernel:
+        """``fn(x, positions [1, T], None, cos_sin, interleaved)``."""
+        override = self._overrides.get("rotary.apply")
+        return self._keep(ops.bind_rotary(head_dim=head_dim, interleaved=interleaved, override=override))
+
+    def hyper(self, mode: str, *, streams: int) -> Kernel:
+        """The kernel of ``mode``, "begin", "mix", "spread" or "collapse"; see tokenspeed_kernel.ops.hyper."""
+        return self._keep(ops.bind_hyper(mode, streams=streams, override=self._overrides.get(f"hyper.{mode}")))
+
+    def clamped_silu(self) -> Kernel:
+        """``fn(gate, up, limit, out)``."""
+        return self._keep(ops.bind_clamped_silu(override=self._overrides.get("activation.clamped_silu")))
+
+    def table_route(self) -> Kernel:
+        """``fn(logits, tokens, table, scale, ids, weights)``."""
+        return self._keep(ops.bind_table_route(override=self._overrides.get("moe.table_route")))
 
     def index_prologue(self, *, index_dim: int, rotary_dim: int, kv_dtype: torch.dtype) -> Kernel:
         """``fn(q, key, positions, cos_sin, norm_weight, norm_bias, eps, index_cache, slots)``."""

@@ -29,7 +29,7 @@ class ModelParts:
     workspace: Workspace
     kv_dtype: torch.dtype
     max_positions: int
-    _tables: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+    _tables: dict[tuple[str, int, bool], torch.Tensor] = field(default_factory=dict)
 
     def vector(self, name: str) -> torch.Tensor:
         """The float weight ``name``; KeyError where the model has none."""
@@ -50,13 +50,17 @@ class ModelParts:
         biases = [self.maybe(f"{place}.bias") for place in places]
         return StackedLinear(self.kernels, weights, biases, Shard(kind="rows", rank=0, world=1))
 
-    def rotary(self, rope: RopeConfig, head_dim: int) -> torch.Tensor:
-        """The table of ``rope`` for heads of ``head_dim``, made once; see rotary_table."""
-        key = (repr(rope), head_dim)
+    def rotary(self, rope: RopeConfig, head_dim: int, *, back: bool = False) -> torch.Tensor:
+        """The table of ``rope`` for heads of ``head_dim``, made once; see rotary_table. ``back``: the one that takes
+        the rotation back."""
+        key = (repr(rope), head_dim, back)
         if key not in self._tables:
-            self._tables[key] = rotary_table(
+            table = rotary_table(
                 rope, head_dim=head_dim, num_positions=self.max_positions, factors=self.weights.rotary_factors
             )
+            if back:
+                table[:, table.shape[1] // 2 :].neg_()
+            self._tables[key] = table
         return self._tables[key]
 
     def growth(self, latent: LatentConfig) -> torch.Tensor:

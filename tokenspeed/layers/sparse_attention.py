@@ -124,4 +124,4 @@ class SparseLatentAttention(LatentAttention):
         selected = self._selected(tokens)
         if self._indexer is not None:
             self._indexer.forward(batch, x, self._compressed_query(tokens), selected)
-        batch.attention[self._group].attend_selected(self._place, q_latent, q_rope, selected, out)
+        batch.attention[self._group].attend_selected(self._place, q_latent, q_rope, selected, out, None)

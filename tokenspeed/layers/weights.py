@@ -38,6 +38,7 @@ class WeightSpec:
         offset: is added to every number of a float: some norms are stored as what they have beyond 1.
         transposed: of a matrix that is ``stored`` as [experts, columns, rows of one]: each expert's is turned, and put
             into ``row_order``, on its own.
+        below: where above 0, the numbers are whole and lie in [0, below); they become int32.
     """
 
     name: str
@@ -50,6 +51,7 @@ class WeightSpec:
     row_order: RowOrder | None = None
     offset: float = 0.0
     transposed: bool = False
+    below: int = 0
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 2) or min(self.shape) < 1:
@@ -69,7 +71,7 @@ class WeightSpec:
     @property
     def is_matrix(self) -> bool:
         """Whether kernels multiply by it, in whatever format it is stored in."""
-        return len(self.shape) == 2 and not self.is_float
+        return len(self.shape) == 2 and not self.is_float and not self.below
 
     @property
     def tensors(self) -> tuple["WeightSpec", ...]:
@@ -110,7 +112,7 @@ class LoadedWeights:
 
     Attributes:
         matrices: QuantizedTensor [rows, columns] of this rank; most are views of a read-only map of the file.
-        vectors: float32 (norms, biases, and whatever else a spec says is a float).
+        vectors: float32 (norms, biases, and whatever else a spec says is a float); int32 what it says is whole.
         rotary_factors: float32 [head_dim / 2] divisors of the rotary frequencies, where the checkpoint stores them.
     """
 

@@ -21,6 +21,7 @@ MODELS = (
     "deepseek_v2",
     "deepseek_v3",
     "deepseek_v32",
+    "deepseek_v4",
     "gemma2",
     "gemma3",
     "glm4",

@@ -100,7 +100,7 @@ class PoolSize:
 
 
 def group_bytes(group: CacheGroup, cache_type: str, tensor_parallel: int = 1) -> int:
-    """Bytes on one rank of what one token leaves in ``group`` (a state group: of one state)."""
+    """Bytes on one rank of one entry of ``group``: of one token, or so many as it stands for; of one state."""
     ranks = 1 if group.replicated else tensor_parallel
     kept = cache_type if group.dtype == "auto" else group.dtype
     return group.layers * -(-group.values_per_layer // ranks) * CACHE_TYPE_BYTES[kept]
@@ -112,7 +112,8 @@ def cache_shape(
     """Blocks of ``granularity`` tokens for the history groups, one state a block for the others, on one rank."""
     sizes, parent = share_parents(
         [
-            group_bytes(group, cache_type, tensor_parallel) * (1 if group.kind == "state" else granularity)
+            group_bytes(group, cache_type, tensor_parallel)
+            * (1 if group.kind == "state" else _rows(group, granularity))
             for group in groups
         ]
     )
@@ -129,6 +130,16 @@ def cache_shape(
         for group, size in zip(groups, sizes, strict=True)
     )
     return CacheShape(facts=facts, parent_bytes=parent)
+
+
+def _rows(group: CacheGroup, granularity: int) -> int:
+    """What ``granularity`` tokens leave in a history group; ValueError where that is no whole number."""
+    if granularity % group.stride:
+        raise ValueError(
+            f"kv.granularity is {granularity} tokens, an entry of cache group {group.id!r} stands for {group.stride}; "
+            "set kv.granularity to a multiple"
+        )
+    return granularity // group.stride
 
 
 def share_parents(sizes: Sequence[int]) -> tuple[tuple[int, ...], int]:

@@ -3,7 +3,6 @@
 They come from a checkpoint's own config where it is on this machine, and from the recipe where it is not.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import model_validator
@@ -19,9 +18,9 @@ CACHE_TYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "
 class CacheGroup(Strict):
     """Layers that cache alike.
 
-    One token leaves ``layers`` times ``values_per_layer`` values in a history group; a state group keeps so many for
-    a whole request. ``replicated``: every tensor-parallel rank holds all of it (MLA's latent), else the ranks share
-    it. ``dtype`` is the group's own type where it does not follow kv.dtype.
+    One token, or so many as ``stride`` says, leave ``layers`` times ``values_per_layer`` values in a history group; a
+    state group keeps so many for a whole request. ``replicated``: every tensor-parallel rank holds all of it (MLA's
+    latent), else the ranks share it. ``dtype`` is the group's own type where it does not follow kv.dtype.
     """
 
     id: str
@@ -29,6 +28,7 @@ class CacheGroup(Strict):
     layers: Positive
     values_per_layer: Positive
     replicated: bool = False
+    stride: Positive = 1
     window: Count = 0
     checkpoint: Count = 0
     dtype: CacheType = "auto"
@@ -85,6 +85,24 @@ class SparseIndex(Strict):
     layers: Count = 0
 
 
+class Compression(Strict):
+    """Attention over a window and compressed entries (DeepSeek-V4).
+
+    ``sparse_layers`` choose among entries of ``sparse_rate`` tokens, ``heavy_layers`` see all entries of
+    ``heavy_rate``; ``query_rank`` and ``output_rank`` (of each of ``output_groups``) are those of the projections.
+    """
+
+    window: Positive
+    sparse_layers: Count
+    sparse_rate: Positive
+    heavy_layers: Count
+    heavy_rate: Positive
+    query_rank: Positive
+    rotary: Positive
+    output_groups: Positive
+    output_rank: Positive
+
+
 class Experts(Strict):
     """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token, through a gate of their own
     where there is a ``shared_gate``. Where the choice is ``corrected`` the router has a bias for each expert; with
@@ -122,7 +140,8 @@ class Dimensions(Strict):
     scale: a rank's part of a quantised matrix must hold whole ones. ``by_position``: numbers that each position has in
     tables (cosines and sines, of every rotary embedding); 0: as many as one embedding of a whole head has.
     ``unturned``: nothing is rotated, and the one row of the table is every position's. ``output_gate``: what attention
-    gives is gated element by element, by rows that the projection of the queries has besides.
+    gives is gated element by element, by rows that the projection of the queries has besides. ``streams``:
+    residual streams of a token.
     """
 
     layers: Positive
@@ -142,6 +161,8 @@ class Dimensions(Strict):
     linear: LinearAttention | None = None
     output_gate: bool = False
     index: SparseIndex | None = None
+    compression: Compression | None = None
+    streams: Positive = 1
     experts: Experts | None = None
     vision: Vision | None = None
     quantisation_block: Positive = 1
@@ -153,27 +174,11 @@ class Dimensions(Strict):
         """Numbers that a position has in tables."""
         if self.unturned:
             return 0
+        if self.compression is not None:
+            compressing = self.compression.sparse_layers + self.compression.heavy_layers
+            kinds = int(compressing > 0) + int(compressing < self.layers)
+            return 2 * kinds * self.compression.rotary  # there and back
         return self.by_position or (self.head_dim if self.latent is None else self.latent.rotary)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parameters:
-    """Counts of weights by how ranks share them.
-
-    Attributes:
-        sharded: divided by tensor parallelism: projections of heads, dense MLPs, embedding and head.
-        replicated: whole on every rank: norms, routers, compressed projections, the vision encoder.
-        experts: divided by expert (or else tensor) parallelism.
-    """
-
-    sharded: int
-    replicated: int
-    experts: int
-
-    @property
-    def total(self) -> int:
-        """Of the whole model."""
-        return self.sharded + self.replicated + self.experts
 
 
 def dimensions_of(config: ModelConfig) -> Dimensions:
@@ -196,6 +201,8 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         index=_index(config),
         linear=_linear(config),
         output_gate=config.output_gate,
+        compression=_compression(config),
+        streams=1 if config.streams is None else config.streams.count,
         experts=_experts(config),
         quantisation_block=1 if config.quantization is None else config.quantization.block_columns,
         by_position=_by_position(config),
@@ -245,6 +252,23 @@ def _linear(config: ModelConfig) -> LinearAttention | None:
     )
 
 
+def _compression(config: ModelConfig) -> Compression | None:
+    compression = config.compression
+    if compression is None:
+        return None
+    return Compression(
+        window=config.sliding_window,
+        sparse_layers=len(compression.sparse_layers),
+        sparse_rate=compression.sparse_rate,
+        heavy_layers=len(compression.heavy_layers),
+        heavy_rate=compression.heavy_rate,
+        query_rank=compression.query_rank,
+        rotary=compression.rotary,
+        output_groups=compression.output_groups,
+        output_rank=compression.output_rank,
+    )
+
+
 def _experts(config: ModelConfig) -> Experts | None:
     experts = config.experts
     if experts is None:
@@ -273,6 +297,8 @@ def groups_of(config: ModelConfig) -> list[CacheGroup]:
             count, key = len(config.index.layers), config.index.width
             groups = [CacheGroup(id="index", layers=count, values_per_layer=key, replicated=True)]
         return [CacheGroup(id="latent", layers=attending, values_per_layer=width, replicated=True), *groups, *states]
+    if config.compression is not None:
+        return _compressed_groups(dimensions_of(config))
     values = 2 * config.num_kv_heads * config.head_dim
     sliding = len(config.sliding_layers)
     groups = []
@@ -309,70 +335,25 @@ def _state_groups(config: ModelConfig) -> list[CacheGroup]:
     ]
 
 
-def count_parameters(model: Dimensions) -> Parameters:
-    """Counts the weights that the dimensions imply."""
-    sharded, replicated = (sum(both) for both in zip(_attention(model), _linear_weights(model), strict=True))
-    experts = model.experts
-    dense_layers = model.layers - (experts.layers if experts else 0)
-    sharded += dense_layers * 3 * model.hidden * model.intermediate
-    sharded += (1 if model.tied else 2) * model.vocab * model.hidden
-    replicated += (2 * model.layers + 1) * model.hidden
-    expert_count = 0
-    if experts is not None:
-        each = 3 * model.hidden * experts.intermediate
-        sharded += experts.layers * experts.shared * each
-        if experts.biases:
-            each += 2 * experts.intermediate + model.hidden
-        expert_count = experts.layers * experts.count * each
-        replicated += experts.layers * experts.count * (model.hidden + experts.corrected + experts.biases)
-        replicated += experts.layers * int(experts.shared_gate) * model.hidden
-    if model.vision is not None:
-        encoder = model.vision.parameters
-        sharded, replicated = (
-            (sharded + encoder, replicated) if model.vision.sharded else (sharded, replicated + encoder)
+def _compressed_groups(model: Dimensions) -> list[CacheGroup]:
+    """A window in all layers; of those that compress, entries, and what tokens leave for entries not complete yet."""
+    compression, width = model.compression, model.head_dim
+    assert compression is not None, "asked for by its presence"
+    key = 0 if model.index is None else model.index.width
+
+    def group(name: str, layers: int, values: int, *, stride: int = 1, window: int = 0) -> CacheGroup:
+        kind: Literal["sliding_window", "full_history"] = "sliding_window" if window else "full_history"
+        return CacheGroup(
+            id=name, kind=kind, layers=layers, values_per_layer=values, replicated=True, stride=stride, window=window
         )
-    return Parameters(sharded=sharded, replicated=replicated, experts=expert_count)
 
-
-def _linear_weights(model: Dimensions) -> tuple[int, int]:
-    """(sharded, replicated) weights of all layers with a state."""
-    linear = model.linear
-    if linear is None:
-        return 0, 0
-    heads, keys = linear.value_heads, linear.value_heads * linear.key_dim
-    sharded = model.hidden * (linear.channels + linear.values + heads) + linear.channels * linear.conv_width + heads
-    if linear.channel_decay:  # decay and gate come through a rank of one head
-        sharded += linear.key_dim * (keys + linear.values) + keys
-        replicated = 2 * model.hidden * linear.key_dim + linear.value_dim
-    else:
-        sharded += model.hidden * (linear.values + heads) + heads
-        replicated = linear.value_dim
-    return linear.layers * sharded, linear.layers * replicated
-
-
-def _attention(model: Dimensions) -> tuple[int, int]:
-    """(sharded, replicated) weights of the attention of all layers that attend."""
-    layers = model.layers - (model.linear.layers if model.linear else 0)
-    if model.latent is None:
-        queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        sharded = model.hidden * ((3 if model.output_gate else 2) * queries + 2 * keys)
-        if model.biases:
-            sharded += queries + 2 * keys
-        if model.sinks:
-            sharded += model.heads
-        replicated = model.hidden if model.output_bias else 0
-        if model.whole_norms:
-            sharded += queries + keys
-        elif model.head_norms:
-            replicated += 2 * model.head_dim
-        return layers * sharded, layers * replicated
-    latent = model.latent
-    sharded = (latent.query_rank or model.hidden) * model.heads * (latent.plain + latent.rotary)
-    sharded += latent.latent * model.heads * (latent.plain + latent.value) + model.heads * latent.value * model.hidden
-    replicated = model.hidden * (latent.query_rank + latent.latent + latent.rotary) + latent.query_rank + latent.latent
-    if model.index is not None:
-        index = model.index
-        each = latent.query_rank * index.heads * index.width + model.hidden * (index.width + index.heads)
-        indexers = (index.layers or layers) * (each + 2 * index.width)
-        return layers * sharded, layers * replicated + indexers
-    return layers * sharded, layers * replicated
+    groups = [group("sliding_attention", model.layers, width, window=compression.window)]
+    count, rate = compression.sparse_layers, compression.sparse_rate
+    if count:
+        groups.append(group("sparse_entries", count, width + key, stride=rate))
+        groups.append(group("sparse_inputs", count, 4 * (width + key), window=2 * rate))
+    count, rate = compression.heavy_layers, compression.heavy_rate
+    if count:
+        groups.append(group("heavy_entries", count, width, stride=rate))
+        groups.append(group("heavy_inputs", count, 2 * width, window=rate))
+    return groups

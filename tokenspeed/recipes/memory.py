@@ -7,7 +7,8 @@ on the dimensions and on figures of the field, until an engine of ours can repor
 from dataclasses import dataclass
 from typing import Literal
 
-from tokenspeed.recipes.dimensions import Dimensions, count_parameters
+from tokenspeed.recipes.dimensions import Compression, Dimensions
+from tokenspeed.recipes.parameters import count_parameters
 from tokenspeed.recipes.schema import Parallel
 
 CPU_SHARE = 4
@@ -94,6 +95,8 @@ def cpu_workspace_term(model: Dimensions, *, chunk: int, max_seqs: int, position
     """The buffers of a forward on the CPU, float32, and the tables of rotary embeddings."""
     tokens, rows = chunk + max_seqs, max(max_seqs, LEAST_LOGIT_ROWS)
     values = tokens * (3 * model.hidden + _attention_values(model) + _feed_forward_values(model))
+    if model.streams > 1:
+        values += tokens * (model.streams * model.hidden + model.streams + model.streams**2)
     values += rows * (model.hidden + model.vocab) + positions * model.table_columns + model.hidden
     if model.unturned:
         values += tokens + (model.head_dim if model.latent is None else model.latent.rotary)
@@ -101,8 +104,24 @@ def cpu_workspace_term(model: Dimensions, *, chunk: int, max_seqs: int, position
     return Term(name="workspace", bytes=4 * values, certainty="counted", detail=detail)
 
 
+def _compressed_values(model: Dimensions, compression: Compression) -> int:
+    """As _attention_values: projections, the output of window and entries, and what becomes an entry."""
+    width, heads = model.head_dim, model.heads
+    values = compression.query_rank + width + heads * (4 * width + 3)
+    values += compression.output_groups * compression.output_rank
+    if compression.sparse_layers:
+        values += 2 * width
+    elif compression.heavy_layers:
+        values += width
+    if model.index is not None:
+        values += model.index.heads * (model.index.width + 1) + model.index.chosen
+    return values
+
+
 def _attention_values(model: Dimensions) -> int:
     """Numbers that attention holds for a token: projections, and the heads' output."""
+    if model.compression is not None:
+        return _compressed_values(model, model.compression)
     latent = model.latent
     if latent is None:
         output = model.heads * model.head_dim

@@ -14,7 +14,7 @@ from tokenspeed.recipes.capacity import (
 )
 from tokenspeed.recipes.catalogue import load_hardware
 from tokenspeed.recipes.checkpoint_size import read_checkpoint
-from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, count_parameters, dimensions_of, groups_of
+from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, dimensions_of, groups_of
 from tokenspeed.recipes.divisibility import indivisible
 from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.features import CPU_GROWTH, weights_bytes
@@ -31,6 +31,7 @@ from tokenspeed.recipes.memory import (
     weights_term,
 )
 from tokenspeed.recipes.model_config import read_model_config
+from tokenspeed.recipes.parameters import count_parameters
 from tokenspeed.recipes.resolve import Resolution, model_source
 from tokenspeed.recipes.resolved import GIB
 from tokenspeed.recipes.selection import DoesNotFit
@@ -172,7 +173,7 @@ def make_plan(resolution: Resolution, machine: Machine, facts: ModelFacts | None
 
 def _group_plan(group: CacheGroup, cache_type: str, tensor_parallel: int) -> GroupPlan:
     kept = cache_type if group.dtype == "auto" else group.dtype
-    return GroupPlan(group, group_bytes(group, cache_type, tensor_parallel), kept)
+    return GroupPlan(group, -(-group_bytes(group, cache_type, tensor_parallel) // group.stride), kept)
 
 
 def _pool(plan: Plan, budget: int) -> PoolSize:

@@ -28,6 +28,11 @@ _DECODERS = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "layers.": "model.layers.",
+    "embed.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+    "hc_head_": "model.hc_head.hc_",
 }
 
 _VALUES = ("weight_packed", "qweight", "blocks", "weight")
@@ -48,6 +53,10 @@ _NOT_NEEDED = (
     "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "activation_scale",
     "q_scale", "k_scale", "v_scale",
 )  # fmt: skip
+
+
+_TABLES = ".tid2eid"
+"""Whole numbers that are no weights: the experts of each token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +87,10 @@ class StoredWeight:
 
     @property
     def resident_bytes(self) -> int:
-        """What it takes in memory: a matrix as it is stored, or what a quantised one becomes; a vector as float32."""
-        if len(self.shape) == 1:
-            return DTYPE_BYTES["F32"] * self.shape[0]
+        """What it takes in memory: a matrix as it is stored, or what a quantised one becomes; a vector as float32, a
+        table as int32."""
+        if len(self.shape) == 1 or self.values.name.endswith(_TABLES):
+            return DTYPE_BYTES["F32"] * math.prod(self.shape)
         if self.scheme is None:
             return self.values.tensor.nbytes
         return math.prod(self.shape[:-1]) * self.scheme.row_bytes(self.shape[-1])
@@ -116,6 +126,8 @@ def stored_weights(folder: Path, quantization: Quantization | None) -> dict[str,
     for module in modules.values():
         weights[module.weight] = _quantised(module, weights.get(module.weight), quantization)
     for name, weight in weights.items():
+        if name.endswith(_TABLES) and weight.values.tensor.dtype in ("I32", "I64"):
+            continue
         if weight.scheme is None and weight.values.tensor.dtype not in FLOAT_DTYPES:
             raise CheckpointError(
                 f"{weight.values.path}: {name} is stored as {weight.values.tensor.dtype}; supported are "
@@ -125,12 +137,13 @@ def stored_weights(folder: Path, quantization: Quantization | None) -> dict[str,
 
 
 def decoder_name(name: str) -> str:
-    """The name of a tensor as a checkpoint of the decoder alone has it: models that see have theirs under another."""
+    """The name of a tensor as a checkpoint of the decoder alone has it: models that see have theirs under another, and
+    DeepSeek-V4 comes in its makers' names and in those of transformers."""
     for inner, plain in _DECODERS.items():
         if name.startswith(inner):
             name = plain + name.removeprefix(inner)
             break
-    return _DENSE_AS_MIXTURE.sub(r"\1.mlp.\2", name)
+    return _DENSE_AS_MIXTURE.sub(r"\1.mlp.\2", name).replace(".attn.kv_norm.", ".attn.norm.")
 
 
 def _tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -107,11 +107,11 @@ void run_silu_and_mul(const float* gate, int64_t gate_stride, const float* up, i
 }
 
 void run_clamped_swiglu(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float alpha, float limit,
-                        float* out, int64_t rows, int64_t size) {
+                        float offset, float* out, int64_t rows, int64_t size) {
     const KernelTable& table = kernels();
     over_ranges(rows, 1, threads_for(static_cast<double>(rows * size) * 0.5), 2, [&](int64_t begin, int64_t end) {
         table.clamped_swiglu(gate + begin * gate_stride, gate_stride, up + begin * up_stride, up_stride, alpha, limit,
-                             out + begin * size, end - begin, size);
+                             offset, out + begin * size, end - begin, size);
     });
 }
 

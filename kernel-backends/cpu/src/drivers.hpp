@@ -30,7 +30,7 @@ void run_silu_and_mul(const float* gate, int64_t gate_stride, const float* up, i
                       int64_t rows, int64_t size);
 
 void run_clamped_swiglu(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float alpha, float limit,
-                        float* out, int64_t rows, int64_t size);
+                        float offset, float* out, int64_t rows, int64_t size);
 
 void run_gelu_tanh_and_mul(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
                            int64_t rows, int64_t size);

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "compressed.hpp"
 #include "drivers.hpp"
 #include "head_linear.hpp"
 #include "index.hpp"
@@ -89,9 +90,9 @@ private:
 // How tokens go to experts; the correction is not owned.
 class Router {
 public:
-    Router(int64_t experts, int64_t top_k, bool sigmoid, int64_t groups, int64_t top_groups, bool renormalise, float scale,
+    Router(int64_t experts, int64_t top_k, Scoring scoring, int64_t groups, int64_t top_groups, bool renormalise, float scale,
            Address correction)
-        : routing_{experts, top_k, sigmoid, groups, top_groups, renormalise, scale, at<const float>(correction)} {}
+        : routing_{experts, top_k, scoring, groups, top_groups, renormalise, scale, at<const float>(correction)} {}
 
     void route(Address logits, int64_t rows, Address ids, Address weights) const {
         run(rows * routing_.experts,
@@ -107,9 +108,9 @@ private:
 // The experts of a layer; weights and biases are not owned.
 class Mixture {
 public:
-    // limit 0: silu, which has neither alpha nor limit.
+    // limit 0: silu, which has neither alpha nor limit nor offset.
     Mixture(const Matrix& gate_up, const Matrix& down, Address gate_up_bias, Address down_bias, float alpha, float limit,
-            bool rounded)
+            float offset, bool rounded)
         : experts_{gate_up.weight(),
                    down.weight(),
                    at<const float>(gate_up_bias),
@@ -117,6 +118,7 @@ public:
                    limit > 0.0f ? GatedActivation::kClampedSwiglu : GatedActivation::kSilu,
                    alpha,
                    limit,
+                   offset,
                    rounded} {}
 
     void apply(Address x, Address ids, Address weights, int64_t tokens, int64_t top_k, Address out) const {
@@ -201,11 +203,18 @@ void silu_and_mul(Address gate, int64_t gate_stride, Address up, int64_t up_stri
     });
 }
 
-void clamped_swiglu(Address gate, int64_t gate_stride, Address up, int64_t up_stride, float alpha, float limit, Address out,
-                    int64_t rows, int64_t size) {
+void table_route(Address logits, Address tokens, int64_t rows, Address table, int64_t experts, int64_t top_k, float scale,
+                 Address ids, Address weights) {
+    const TableRouting call{at<const float>(logits), at<const int32_t>(tokens), at<const int32_t>(table), experts, top_k,
+                            scale, at<int32_t>(ids), at<float>(weights)};
+    run(rows * experts, [call, rows] { run_table_route(call, rows); });
+}
+
+void clamped_swiglu(Address gate, int64_t gate_stride, Address up, int64_t up_stride, float alpha, float limit, float offset,
+                    Address out, int64_t rows, int64_t size) {
     run(rows * size, [=] {
-        run_clamped_swiglu(at<const float>(gate), gate_stride, at<const float>(up), up_stride, alpha, limit, at<float>(out),
-                           rows, size);
+        run_clamped_swiglu(at<const float>(gate), gate_stride, at<const float>(up), up_stride, alpha, limit, offset,
+                           at<float>(out), rows, size);
     });
 }
 
@@ -278,17 +287,24 @@ NB_MODULE(_native, m) {
     m.def("gelu_tanh_and_mul", &gelu_tanh_and_mul);
     m.def("scale_rows", &scale_rows);
 
+    nb::enum_<Scoring>(m, "Scoring", "How logits become scores.")
+        .value("softmax", Scoring::kSoftmax)
+        .value("sigmoid", Scoring::kSigmoid)
+        .value("sqrtsoftplus", Scoring::kSqrtSoftplus);
+    m.def("table_route", &table_route);
     nb::class_<Router>(m, "Router", "How tokens go to experts.")
-        .def(nb::init<int64_t, int64_t, bool, int64_t, int64_t, bool, float, Address>(), "experts"_a, "top_k"_a, "sigmoid"_a,
+        .def(nb::init<int64_t, int64_t, Scoring, int64_t, int64_t, bool, float, Address>(), "experts"_a, "top_k"_a, "scoring"_a,
              "groups"_a, "top_groups"_a, "renormalise"_a, "scale"_a, "correction"_a)
         .def("route", &Router::route, "logits"_a, "rows"_a, "ids"_a, "weights"_a);
     nb::class_<Mixture>(m, "Mixture", "The experts of a layer, whose weights and biases lie elsewhere.")
-        .def(nb::init<const Matrix&, const Matrix&, Address, Address, float, float, bool>(), "gate_up"_a, "down"_a,
-             "gate_up_bias"_a, "down_bias"_a, "alpha"_a, "limit"_a, "rounded"_a)
+        .def(nb::init<const Matrix&, const Matrix&, Address, Address, float, float, float, bool>(), "gate_up"_a, "down"_a,
+             "gate_up_bias"_a, "down_bias"_a, "alpha"_a, "limit"_a, "offset"_a, "rounded"_a)
         .def("apply", &Mixture::apply, "x"_a, "ids"_a, "weights"_a, "tokens"_a, "top_k"_a, "out"_a);
     bind_sampling(m);
     bind_packed_matrix(m);
     bind_latent(m);
     bind_recurrent(m);
     bind_index(m);
+    bind_compressed(m);
+    bind_streams(m);
 }

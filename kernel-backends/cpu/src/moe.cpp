@@ -221,7 +221,8 @@ private:
         if (experts_.activation == GatedActivation::kSilu)
             table_.silu_and_mul(gate, rows, up, rows, gate, group.count, rows);
         else
-            table_.clamped_swiglu(gate, rows, up, rows, experts_.alpha, experts_.limit, gate, group.count, rows);
+            table_.clamped_swiglu(gate, rows, up, rows, experts_.alpha, experts_.limit, experts_.offset, gate,
+                                  group.count, rows);
         const int64_t row_bytes = products_.row_bytes(experts_.down);
         char* activated = plan_.activated.data() + (group.first - first_pair_) * row_bytes;
         for (int64_t i = 0; i < group.count; ++i)

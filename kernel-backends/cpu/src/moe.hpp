@@ -7,10 +7,12 @@
 
 namespace tokenspeed {
 
+enum class Scoring : int32_t { kSoftmax, kSigmoid, kSqrtSoftplus };
+
 struct Routing {
     int64_t experts;
     int64_t top_k;
-    bool sigmoid;  // else softmax
+    Scoring scoring;
     int64_t groups, top_groups;
     bool renormalise;
     float scale;
@@ -20,6 +22,19 @@ struct Routing {
 // logits [rows, experts], ids and weights [rows, top_k], dense.
 void run_route(const Routing& routing, const float* logits, int64_t rows, int32_t* ids, float* weights);
 
+// Experts by a table [tokens there are, top_k]; scores are those of kSqrtSoftplus. See moe.table_route.
+struct TableRouting {
+    const float* logits;    // [rows, experts]
+    const int32_t* tokens;  // [rows]
+    const int32_t* table;
+    int64_t experts, top_k;
+    float scale;
+    int32_t* ids;  // [rows, top_k]
+    float* weights;
+};
+
+void run_table_route(const TableRouting& call, int64_t rows);
+
 enum class GatedActivation : int32_t { kSilu, kClampedSwiglu };
 
 struct Experts {
@@ -28,7 +43,7 @@ struct Experts {
     const float* gate_up_bias;  // [experts, 2 * intermediate] or null
     const float* down_bias;     // [experts, hidden] or null
     GatedActivation activation;
-    float alpha, limit;  // of kClampedSwiglu
+    float alpha, limit, offset;  // of kClampedSwiglu, see KernelTable::clamped_swiglu
     bool rounded;        // what goes into the products is rounded to bfloat16; bfloat16 weights only
 
     int64_t hidden() const { return gate_up.columns; }

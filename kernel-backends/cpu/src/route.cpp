@@ -1,5 +1,6 @@
 // moe.route. Rows are worked on alone, in one order, so a row's bits depend on nothing else.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "moe.hpp"
@@ -54,8 +55,15 @@ struct Work {
     Best experts;
 };
 
+// A logit of 20 is its own softplus to the last bit.
+float square_root_of_softplus(float logit) { return std::sqrt(logit > 20.0f ? logit : std::log1p(std::exp(logit))); }
+
 void compute_scores(const Routing& routing, const KernelTable& table, const float* logits, std::vector<float>& scores) {
-    if (routing.sigmoid) {
+    if (routing.scoring == Scoring::kSqrtSoftplus) {
+        for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = square_root_of_softplus(logits[i]);
+        return;
+    }
+    if (routing.scoring == Scoring::kSigmoid) {
         for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = -logits[i];
         table.shifted_exp(scores.data(), 0.0f, scores.data(), routing.experts);
         for (float& score : scores) score = 1.0f / (1.0f + score);
@@ -131,6 +139,22 @@ void run_route(const Routing& routing, const float* logits, int64_t rows, int32_
         for (int64_t row = piece * each; row < std::min(rows, (piece + 1) * each); ++row)
             route_row(routing, table, logits + row * routing.experts, ids + row * routing.top_k,
                       weights + row * routing.top_k, work);
+    });
+}
+
+void run_table_route(const TableRouting& call, int64_t rows) {
+    over_ranges(rows, 1, threads_for(static_cast<double>(rows * call.top_k) * 40.0), 2, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+            const int32_t* chosen = call.table + int64_t{call.tokens[row]} * call.top_k;
+            float* weights = call.weights + row * call.top_k;
+            float sum = 0.0f;
+            for (int64_t i = 0; i < call.top_k; ++i) {
+                call.ids[row * call.top_k + i] = chosen[i];
+                weights[i] = square_root_of_softplus(call.logits[row * call.experts + chosen[i]]);
+                sum += weights[i];
+            }
+            for (int64_t i = 0; i < call.top_k; ++i) weights[i] = weights[i] / (sum + kSumFloor) * call.scale;
+        }
     });
 }
 

@@ -192,9 +192,9 @@ struct KernelTable {
     // out[i] = exp(values[i] - shift).
     void (*shifted_exp)(const float* values, float shift, float* out, int64_t size);
 
-    // out = g * sigmoid(alpha * g) * (u + 1) with g = min(gate, limit) and u = up within [-limit, limit].
+    // out = g * sigmoid(alpha * g) * (u + offset) with g = min(gate, limit) and u = up within [-limit, limit].
     void (*clamped_swiglu)(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float alpha,
-                           float limit, float* out, int64_t rows, int64_t size);
+                           float limit, float offset, float* out, int64_t rows, int64_t size);
 
     // out = gelu(gate) * up, gelu by tanh.
     void (*gelu_tanh_and_mul)(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float* out,
@@ -205,6 +205,8 @@ struct KernelTable {
     // scores[i] = sum over the heads of weight * max(q . key, 0) for the entries i of [begin, end); begin is a multiple of
     // kKeyTile.
     void (*index_scores)(const Cache& cache, const IndexQuery& query, int64_t begin, int64_t end, float* scores);
+    // Writes `dim` elements to `target` as a cache of this type has them.
+    void (*store_entry)(KvType type, const float* source, uint8_t* target, int64_t dim);
 
     // As `attend`, with queries and weights rounded to bfloat16; bfloat16 caches, `wide` given. Null where the set has none.
     void (*attend_rounded)(const Cache& cache, const AttentionTile& tile, int64_t split,

@@ -27,12 +27,17 @@ class Matrix:
     def multiply_tiled(self, x: int, tokens: int, out: int, emulated: bool) -> None: ...
     def lookup(self, ids: int, tokens: int, out: int) -> None: ...
 
+class Scoring:
+    softmax: Scoring
+    sigmoid: Scoring
+    sqrtsoftplus: Scoring
+
 class Router:
     def __init__(
         self,
         experts: int,
         top_k: int,
-        sigmoid: bool,
+        scoring: Scoring,
         groups: int,
         top_groups: int,
         renormalise: bool,
@@ -50,10 +55,23 @@ class Mixture:
         down_bias: int,
         alpha: float,
         limit: float,
+        offset: float,
         rounded: bool,
     ) -> None: ...
     def apply(self, x: int, ids: int, weights: int, tokens: int, top_k: int, out: int) -> None: ...
 
+def table_route(
+    logits: int,
+    tokens: int,
+    rows: int,
+    table: int,
+    experts: int,
+    top_k: int,
+    scale: float,
+    ids: int,
+    weights: int,
+    /,
+) -> None: ...
 def clamped_swiglu(
     gate: int,
     gate_stride: int,
@@ -61,6 +79,7 @@ def clamped_swiglu(
     up_stride: int,
     alpha: float,
     limit: float,
+    offset: float,
     out: int,
     rows: int,
     size: int,
@@ -304,6 +323,95 @@ def mla_selected(
     lse: int,
     /,
 ) -> None: ...
+def compress(
+    values: int,
+    values_block: int,
+    values_token: int,
+    gates: int,
+    gates_block: int,
+    gates_token: int,
+    page_size: int,
+    type: KvType,
+    page_table: int,
+    page_table_stride: int,
+    query_start: int,
+    lengths: int,
+    rows: int,
+    bias: int,
+    stride: int,
+    columns: int,
+    norm: int,
+    width: int,
+    epsilon: float,
+    cos_sin: int,
+    rotary: int,
+    entries: int,
+    entries_block: int,
+    entries_token: int,
+    entries_page: int,
+    slots: int,
+    overlapping: bool,
+    /,
+) -> None: ...
+def write_entries(
+    x: int,
+    x_stride: int,
+    tokens: int,
+    width: int,
+    type: KvType,
+    cache: int,
+    block_stride: int,
+    token_stride: int,
+    page_size: int,
+    slots: int,
+    /,
+) -> None: ...
+def rotary(
+    x: int,
+    token_stride: int,
+    head_stride: int,
+    heads: int,
+    tokens: int,
+    positions: int,
+    position_stride: int,
+    axes: int,
+    cos_sin: int,
+    rotary_dim: int,
+    neighbours: bool,
+    /,
+) -> None: ...
+def apply_sinks(x: int, lse: int, sinks: int, tokens: int, heads: int, width: int, /) -> None: ...
+def hyper_begin(x: int, streams: int, tokens: int, count: int, width: int, /) -> None: ...
+def hyper_mix(
+    streams: int,
+    tokens: int,
+    count: int,
+    width: int,
+    projection: int,
+    base: int,
+    scale: int,
+    epsilon: float,
+    floor: float,
+    rounds: int,
+    post: int,
+    comb: int,
+    out: int,
+    /,
+) -> None: ...
+def hyper_collapse(
+    streams: int,
+    tokens: int,
+    count: int,
+    width: int,
+    projection: int,
+    base: int,
+    scale: int,
+    epsilon: float,
+    floor: float,
+    out: int,
+    /,
+) -> None: ...
+def hyper_spread(x: int, post: int, comb: int, streams: int, tokens: int, count: int, width: int, /) -> None: ...
 def merge_partials(partials: int, partial_lse: int, parts: int, rows: int, dim: int, out: int, lse: int, /) -> None: ...
 def sample(
     logits: int,

@@ -1,5 +1,5 @@
-"""norm.rms, norm.fused_add_rms, activation.silu_and_mul, clamped_swiglu, gelu_tanh_and_mul and scale_rows; contracts in
-tokenspeed_kernel.ops.norm, .activation, .gelu and .scaling."""
+"""norm.rms, norm.fused_add_rms, activation.silu_and_mul, clamped_swiglu, clamped_silu, gelu_tanh_and_mul and
+scale_rows; contracts in tokenspeed_kernel.ops.norm, .activation, .gelu and .scaling."""
 
 import torch
 
@@ -43,6 +43,10 @@ def _check_scale(x: torch.Tensor, factors: torch.Tensor, places: torch.Tensor | 
         expect_range("places", places, 0, factors.shape[0])
 
 
+def _check_clamped_silu(gate: torch.Tensor, up: torch.Tensor, _limit: float, out: torch.Tensor) -> None:
+    _check_silu(gate, up, out)
+
+
 @checked(_check_rms)
 def rms(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
     """out = x / rms(x) * weight."""
@@ -73,6 +77,24 @@ def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, alpha: float, limit: fl
         up.stride(0),
         alpha,
         limit,
+        1.0,
+        out.data_ptr(),
+        out.size(0),
+        out.size(1),
+    )
+
+
+@checked(_check_clamped_silu)
+def clamped_silu(gate: torch.Tensor, up: torch.Tensor, limit: float, out: torch.Tensor) -> None:
+    """out = g * sigmoid(g) * u with g = min(gate, limit), u = up within [-limit, limit]."""
+    _clamped_swiglu(
+        gate.data_ptr(),
+        gate.stride(0),
+        up.data_ptr(),
+        up.stride(0),
+        1.0,
+        limit,
+        0.0,
         out.data_ptr(),
         out.size(0),
         out.size(1),

@@ -16,7 +16,7 @@ def make_route(routing: Routing, correction: torch.Tensor | None) -> Kernel:
     run = _native.Router(
         routing.experts,
         routing.top_k,
-        routing.scoring == "sigmoid",
+        getattr(_native.Scoring, routing.scoring),
         routing.groups,
         routing.top_groups,
         routing.renormalise,
@@ -34,6 +34,47 @@ def make_route(routing: Routing, correction: torch.Tensor | None) -> Kernel:
         run(logits.data_ptr(), logits.size(0), ids.data_ptr(), weights.data_ptr())
 
     return route
+
+
+def _check_table_route(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    table: torch.Tensor,
+    _scale: float,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+) -> None:
+    rows, experts = logits.shape
+    expect("logits", logits, torch.float32, (rows, experts))
+    expect("tokens", tokens, torch.int32, (rows,))
+    expect("table", table, torch.int32, table.shape)
+    expect_range("tokens", tokens, 0, table.shape[0])
+    expect_range("table", table, 0, experts)
+    expect("ids", ids, torch.int32, (rows, table.shape[1]))
+    expect("weights", weights, torch.float32, ids.shape)
+
+
+@checked(_check_table_route)
+def table_route(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    table: torch.Tensor,
+    scale: float,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+) -> None:
+    """The experts that the table has for each token, weighed by the logits."""
+    _native.table_route(
+        logits.data_ptr(),
+        tokens.data_ptr(),
+        logits.size(0),
+        table.data_ptr(),
+        logits.size(1),
+        table.size(1),
+        scale,
+        ids.data_ptr(),
+        weights.data_ptr(),
+    )
 
 
 def _matrix(weight: QuantizedTensor) -> _native.Matrix:
@@ -78,7 +119,14 @@ def _experts(
     biases = [None if bias is None else bias.contiguous() for bias in (gate_up_bias, down_bias)]
     gate_up_address, down_address = (0 if bias is None else bias.data_ptr() for bias in biases)
     run = _native.Mixture(
-        _matrix(gate_up), _matrix(down), gate_up_address, down_address, activation.alpha, activation.limit, rounded
+        _matrix(gate_up),
+        _matrix(down),
+        gate_up_address,
+        down_address,
+        activation.alpha or 1.0,
+        activation.limit,
+        1.0 if activation.kind == "clamped_swiglu" else 0.0,
+        rounded,
     ).apply
     hidden = gate_up.shape[1]
     count = down.shape[0] // hidden

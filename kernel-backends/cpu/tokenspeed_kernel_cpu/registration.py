@@ -13,6 +13,7 @@ from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
+from tokenspeed_kernel.ops.rotary import ROTARY_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.recording import register_recorder
@@ -24,6 +25,7 @@ from tokenspeed_kernel_cpu import (
     _native,
     amx,
     attention,
+    compressed,
     elementwise,
     gating,
     head_linear,
@@ -35,6 +37,7 @@ from tokenspeed_kernel_cpu import (
     recurrent,
     sampling,
     sparse,
+    streams,
 )
 from tokenspeed_kernel_cpu.instruction_sets import follow_platform
 from tokenspeed_kernel_cpu.threads import take_places
@@ -129,6 +132,12 @@ _DELTA: dict[str, TraitBound] = {
     "decay": one_of(*DECAYS),
 }
 _LATENT_READ: dict[str, TraitBound] = {**_LATENT, PAGE_SIZE_TRAIT: MultipleOf(1)}
+_COMPRESSION: dict[str, TraitBound] = {
+    "entry_dim": Range(2),
+    "overlapping": one_of(False, True),
+    PAGE_SIZE_TRAIT: MultipleOf(1),
+}
+_ROTATION: dict[str, TraitBound] = {"head_dim": Range(2), "interleaved": one_of(False, True), "axes": Range(1)}
 _INDEX_WIDTH: dict[str, TraitBound] = {"index_dim": Range(2, _native.MAX_INDEX_DIM)}
 _INDEX: dict[str, TraitBound] = {**_INDEX_WIDTH, "index_heads": Range(1), PAGE_SIZE_TRAIT: MultipleOf(1)}
 _SELECTED: dict[str, TraitBound] = {
@@ -252,6 +261,14 @@ def register() -> None:
     _register("activation.clamped_swiglu", elementwise.clamped_swiglu, _ACTIVATION)
     _register("activation.gelu_tanh_and_mul", elementwise.gelu_tanh_and_mul, _ACTIVATION)
     _register("activation.scale_rows", elementwise.scale_rows, _ACTIVATION)
+    _register("attention.write", compressed.write, _ATTENTION, {"entry_dim": Range(1)})
+    _register("attention.compress", compressed.compress, _ATTENTION, _COMPRESSION)
+    _register("rotary.apply", compressed.rotary, frozenset({ROTARY_SIGNATURE}), _ROTATION)
+    _register("attention.apply_sinks", compressed.apply_sinks, _ACTIVATION, {"head_dim": Range(1)})
+    for mode in ("begin", "mix", "spread", "collapse"):
+        _register(f"hyper.{mode}", getattr(streams, mode), _ACTIVATION, {"streams": Range(1)})
+    _register("activation.clamped_silu", elementwise.clamped_silu, _ACTIVATION)
+    _register("moe.table_route", moe.table_route, frozenset({ROUTE_SIGNATURE}))
     _register("moe.route", moe.make_route, frozenset({ROUTE_SIGNATURE}), _ROUTING)
     _register("moe.experts", moe.make_experts, _EXPERTS, _MIXTURE)
     _register(

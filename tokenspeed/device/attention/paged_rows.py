@@ -25,11 +25,21 @@ class PagedRows:
         self.extend = Rows(max_rows, table_slots)
         self.extend_tokens = 0
         self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32)
+        self._one_each = torch.arange(max_rows + 1, dtype=torch.int32)
 
     @property
     def query_start(self) -> torch.Tensor:
         """int32 [extending rows + 1]: the first query of each."""
         return self._query_start[: self.extend.count + 1]
+
+    def _kinds(self) -> list[tuple[slice, "Rows", torch.Tensor]]:
+        """The tokens, the rows and the first token of each row, int32 [rows + 1]: of the extending rows, where there
+        are any, and of the decoding ones behind them."""
+        tokens = self.extend_tokens
+        found = [(slice(0, tokens), self.extend, self.query_start)] if tokens else []
+        if self.decode.count:
+            found.append((slice(tokens, None), self.decode, self._one_each[: self.decode.count + 1]))
+        return found
 
     def refresh_decode_metadata(
         self,

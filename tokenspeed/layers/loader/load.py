@@ -123,6 +123,11 @@ def _stack(source: WeightSource, spec: WeightSpec) -> QuantizedTensor:
 
 def _vector(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) -> torch.Tensor:
     vector = torch.cat([source.vector(tensor) for tensor in spec.tensors]).view(spec.shape)
+    if spec.below and not bool(((vector >= 0) & (vector < spec.below)).all()):
+        raise CheckpointError(
+            f"{source.where}: {spec.name} has numbers from {int(vector.min())} to {int(vector.max())}, they should lie "
+            f"below {spec.below} and not below 0; the file is damaged, or of another model: download it again"
+        )
     if spec.offset:
         vector = vector + spec.offset
     if order is not None:

@@ -44,6 +44,8 @@ class RandomSource:
         return False
 
     def vector(self, spec: WeightSpec) -> torch.Tensor:
+        if spec.below:
+            return torch.randint(spec.below, spec.shape, generator=self._generator(spec.name), dtype=torch.int32)
         if "norm" in spec.name:
             return torch.full(spec.shape, 1 - spec.offset)
         return torch.randn(spec.shape, generator=self._generator(spec.name)) * 0.02

@@ -114,7 +114,8 @@ class SafetensorsSource:
             rows, columns = spec.shape
             plane = torch.empty(rows, weight.scheme.row_bytes(columns), dtype=torch.uint8)
             return self._convert(weight, spec, (0, rows), (0, columns), plane, None).dequantize()
-        return self._view(self._weights[spec.name].values).to(torch.float32, copy=True).view(spec.shape)
+        dtype = torch.int32 if spec.below else torch.float32
+        return self._view(weight.values).to(dtype, copy=True).view(spec.shape)
 
     def forget(self, name: str) -> None:
         for part in self._weights[name].parts:

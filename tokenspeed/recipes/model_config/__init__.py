@@ -15,12 +15,14 @@ from tokenspeed.recipes.gguf_file import GgufError, read_gguf_header
 from tokenspeed.recipes.model_config.families import FAMILIES, Reader
 from tokenspeed.recipes.model_config.fields import Fields
 from tokenspeed.recipes.model_config.gguf import from_gguf
+from tokenspeed.recipes.model_config.types import CompressionConfig as CompressionConfig
 from tokenspeed.recipes.model_config.types import ExpertsConfig as ExpertsConfig
 from tokenspeed.recipes.model_config.types import IndexConfig as IndexConfig
 from tokenspeed.recipes.model_config.types import LatentConfig as LatentConfig
 from tokenspeed.recipes.model_config.types import LinearAttentionConfig as LinearAttentionConfig
 from tokenspeed.recipes.model_config.types import ModelConfig as ModelConfig
 from tokenspeed.recipes.model_config.types import RopeConfig as RopeConfig
+from tokenspeed.recipes.model_config.types import StreamsConfig as StreamsConfig
 from tokenspeed.recipes.quantization import with_quantization_beside
 from tokenspeed.recipes.resolved import ModelSource
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from tokenspeed.recipes.quantization import Quantization
 
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
 GatedKind = Literal["silu", "gelu_tanh"]
 """What the gate of a dense MLP goes through."""
 
@@ -67,6 +67,41 @@ class IndexConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StreamsConfig:
+    """Hyper-connections: residual streams of a token, and the rounds and the floor of what makes their mixing matrix
+    doubly stochastic."""
+
+    count: int
+    rounds: int
+    floor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionConfig:
+    """Attention over a window and over entries that stand for several tokens each (DeepSeek-V4). Layers that are in
+    neither list see the window alone; it is the model's sliding_window, and all layers have it.
+
+    Attributes:
+        sparse_layers, sparse_rate: layers whose indexer chooses among entries, and the tokens of an entry there.
+        heavy_layers, heavy_rate: layers that see all entries, and the tokens of one.
+        query_rank: of the compressed query.
+        rotary: elements of a head that are rotated, its last ones.
+        rope: of layers that compress; those with a window alone have the model's own.
+        output_groups, output_rank: groups of heads in the output projection, and the rank of a group.
+    """
+
+    sparse_layers: tuple[int, ...]
+    sparse_rate: int
+    heavy_layers: tuple[int, ...]
+    heavy_rate: int
+    query_rank: int
+    rotary: int
+    rope: RopeConfig
+    output_groups: int
+    output_rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertsConfig:
     """A mixture of experts.
 
@@ -79,6 +114,8 @@ class ExpertsConfig:
         scoring, corrected, groups, top_groups, renormalise, scale: see Routing of tokenspeed_kernel.ops.moe.
         biases: whether router and experts have biases.
         swiglu_alpha, swiglu_limit: of the experts' activation clamped_swiglu; 0.0: it is silu.
+        limit: what gate and up are clamped at; 0.0: at nothing.
+        table_layers: those whose experts are looked up by the token's id.
     """
 
     layers: tuple[int, ...]
@@ -96,6 +133,8 @@ class ExpertsConfig:
     biases: bool = False
     swiglu_alpha: float = 0.0
     swiglu_limit: float = 0.0
+    limit: float = 0.0
+    table_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +193,7 @@ class ModelConfig:
         embedding_scale: what embeddings are multiplied by, rounded to the type that they are stored in.
         activation: of the dense MLPs; ``joined_gate_up``: whether the checkpoint has their gate and up as one matrix.
         output_gate: whether what attention gives is gated, element by element, by a sigmoid of the token's own.
-        latent, index, experts, linear: of models that have them.
+        latent, index, compression, streams, experts, linear: of models that have them.
         ignored_weights: regular expressions for tensors of the checkpoint that are left out knowingly: a vision
             encoder, layers that draft tokens.
     """
@@ -194,6 +233,8 @@ class ModelConfig:
     joined_gate_up: bool = False
     latent: LatentConfig | None = None
     index: IndexConfig | None = None
+    compression: CompressionConfig | None = None
+    streams: StreamsConfig | None = None
     experts: ExpertsConfig | None = None
     linear: LinearAttentionConfig | None = None
     output_gate: bool = False

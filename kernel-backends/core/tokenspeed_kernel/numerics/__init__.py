@@ -2,9 +2,11 @@
 
 from tokenspeed_kernel.numerics import (
     attention_cases,
+    compressed_cases,
     elementwise_cases,
     gated_norm_cases,
     gating_cases,
+    hyper_cases,
     matrix_cases,
     mla_cases,
     moe_cases,
@@ -28,9 +30,11 @@ __all__ = [
     "Exact",
     "Report",
     "attention_cases",
+    "compressed_cases",
     "elementwise_cases",
     "gated_norm_cases",
     "gating_cases",
+    "hyper_cases",
     "matrix_cases",
     "mla_cases",
     "moe_cases",

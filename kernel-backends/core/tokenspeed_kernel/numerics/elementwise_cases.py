@@ -146,7 +146,36 @@ def clamped_swiglu_cases(_signature: FormatSignature, generator: torch.Generator
     yield _clamped_case("from -120 to 120", gate, gate.flip(0), 1.0, 50.0)
 
 
+def _clamped_silu_case(name: str, gate: torch.Tensor, up: torch.Tensor, limit: float) -> Case:
+    rows, width = gate.shape
+
+    def run(fn: KernelFunction, buffers: Buffers, step: int) -> Outputs:
+        out = buffers.output("out", (rows, width), _FLOAT32)
+        both = buffers.read_only("gate and up", torch.cat([gate, up], dim=1))
+        for start in range(0, max(1, rows), max(1, step)):
+            part = slice(start, start + step)
+            fn(both[part, :width], both[part, width:], limit, out[part])
+        return {"out": out}
+
+    def expect() -> dict[str, Expectation]:
+        wide = gate.double().clamp(max=limit)
+        value = wide / (1.0 + torch.exp(-wide)) * up.double().clamp(-limit, limit)
+        return {"out": Close(value, UNIT_ROUNDOFF[_FLOAT32] * 64.0 * value.abs() + _SMALLEST)}
+
+    return Case(name, {}, lambda fn, b: run(fn, b, rows), expect, split=lambda fn, b: run(fn, b, 1))
+
+
+def clamped_silu_cases(_signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
+    """Odd widths, no rows, many elements beyond the limit, gates from -120 to 120."""
+    for rows, width in _SHAPES:
+        gate, up = (torch.randn(rows, width, generator=generator) * 6.0 for _ in range(2))
+        yield _clamped_silu_case(f"{rows} x {width}", gate, up, 7.0)
+    gate = torch.linspace(-120.0, 120.0, 482).reshape(2, 241)
+    yield _clamped_silu_case("from -120 to 120", gate, gate.flip(0), 50.0)
+
+
 register_cases("norm.rms", rms_cases)
 register_cases("norm.fused_add_rms", fused_add_rms_cases)
 register_cases("activation.silu_and_mul", silu_cases)
 register_cases("activation.clamped_swiglu", clamped_swiglu_cases)
+register_cases("activation.clamped_silu", clamped_silu_cases)

@@ -54,7 +54,10 @@ def choose(routing: Routing, logits: torch.Tensor, correction: torch.Tensor | No
     """Routing in float64, group by group, without a mask over the experts."""
     wide = logits.double()
     shifted = torch.exp(wide - wide.amax(dim=-1, keepdim=True)) if wide.shape[1] else wide
-    scores = 1.0 / (1.0 + torch.exp(-wide)) if routing.scoring == "sigmoid" else shifted / shifted.sum(-1, keepdim=True)
+    if routing.scoring == "softmax":
+        scores = shifted / shifted.sum(-1, keepdim=True)
+    else:
+        scores = 1.0 / (1.0 + torch.exp(-wide)) if routing.scoring == "sigmoid" else torch.log1p(torch.exp(wide)).sqrt()
     choice = wide if correction is None else scores + correction.double()
     if routing.groups == 1:
         ids, gap = _ranked(choice, routing.top_k)
@@ -118,6 +121,7 @@ ROUTINGS: dict[str, Routing] = {
         experts=160, top_k=6, scoring="softmax", groups=8, top_groups=3, renormalise=False, scale=16.0
     ),
     "Kimi-K2": Routing(experts=384, top_k=8, scoring="sigmoid", corrected=True, scale=2.827),
+    "DeepSeek-V4": Routing(experts=64, top_k=6, scoring="sqrtsoftplus", corrected=True, scale=1.5),
     "one of one": Routing(experts=1, top_k=1, scoring="sigmoid"),
     "all of seven": Routing(experts=7, top_k=7, scoring="softmax"),
 }
@@ -140,6 +144,43 @@ def route_cases(_signature: FormatSignature, generator: torch.Generator) -> Iter
     saturated = Routing(experts=16, top_k=3, scoring="sigmoid")
     logits = torch.randperm(16, generator=generator).float().reshape(1, 16) * torch.tensor([[4.0], [-4.0], [0.5]])
     yield _route_case("scores that saturate", saturated, None, logits + torch.tensor([[30.0], [-20.0], [0.0]]))
+
+
+def table_route_cases(_signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
+    """The sizes of DeepSeek-V4, one expert of one, no rows, scores that underflow."""
+    for name, rows, experts, top_k, spread in (
+        ("DeepSeek-V4", 9, 64, 6, 2.0),
+        ("one of one", 3, 1, 1, 1.0),
+        ("no rows", 0, 8, 2, 1.0),
+        ("scores far apart", 5, 8, 3, 40.0),
+    ):
+        logits = torch.randn(rows, experts, generator=generator) * spread
+        table = torch.rand(50, experts, generator=generator).argsort(dim=1)[:, :top_k].to(torch.int32)
+        tokens = torch.randint(0, 50, (rows,), generator=generator, dtype=torch.int32)
+        yield _table_case(name, logits, tokens, table)
+
+
+def _table_case(name: str, logits: torch.Tensor, tokens: torch.Tensor, table: torch.Tensor) -> Case:
+    rows, top_k, scale = logits.shape[0], table.shape[1], 1.5
+
+    def run(fn: KernelFunction, buffers: Buffers, step: int) -> Outputs:
+        ids = buffers.output("ids", (rows, top_k), torch.int32)
+        weights = buffers.output("weights", (rows, top_k), _FLOAT32)
+        held, of = buffers.read_only("logits", logits), buffers.read_only("table", table)
+        ours = buffers.read_only("tokens", tokens)
+        for start in range(0, max(1, rows), max(1, step)):
+            part = slice(start, start + step)
+            fn(held[part], ours[part], of, scale, ids[part], weights[part])
+        return {"ids": ids, "weights": weights}
+
+    def expect() -> dict[str, Expectation]:
+        chosen = table[tokens.long()]
+        scores = torch.log1p(torch.exp(logits.double())).sqrt().gather(1, chosen.long())
+        weights = scores / (scores.sum(dim=1, keepdim=True) + SUM_FLOOR) * scale
+        relative = _ROUNDOFF * (logits.abs().amax(dim=1, keepdim=True).double() * 4.0 + 64.0)
+        return {"ids": Exact(chosen), "weights": Close(weights, relative * weights + 1e-30)}
+
+    return Case(name, {}, partial(run, step=rows), expect, split=partial(run, step=1))
 
 
 # ---------------------------------------------------------------- experts
@@ -193,6 +234,8 @@ class _Layer:
         if self.activation.kind == "clamped_swiglu":
             alpha, limit = self.activation.alpha, self.activation.limit
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit) + 1.0
+        elif self.activation.kind == "clamped_silu":
+            gate, up = gate.clamp(max=self.activation.limit), up.clamp(-self.activation.limit, self.activation.limit)
         gated = gate / (1.0 + torch.exp(-alpha * gate))
         error = 1.1 * gate_error * up.abs() + gated.abs() * up_error + 1.1 * gate_error * up_error
         return gated * up, error + 64.0 * _ROUNDOFF * gated.abs() * (up.abs() + 1.0)
@@ -257,6 +300,7 @@ _EXPERTS_SHAPES = (
     _ExpertsShape("no rows", 0, 4, 2, 32, 32, _SILU),
     _ExpertsShape("odd sizes, experts elsewhere", 7, 5, 3, 67, 33, _SILU, absent=True),
     _ExpertsShape("gpt-oss", 6, 4, 2, 96, 64, _CLAMPED, biased=True),
+    _ExpertsShape("DeepSeek-V4", 6, 4, 2, 96, 64, GatedActivation("clamped_silu", limit=2.0)),
     _ExpertsShape("one expert for all", 40, 1, 1, 64, 96, _SILU, biased=True),
 )
 
@@ -273,7 +317,7 @@ def _experts_inputs(
         torch.randn(shape.experts, hidden, generator=generator) if shape.biased else None,
         shape.activation,
     )
-    x = torch.randn(shape.rows, hidden, generator=generator) * (8.0 if shape.activation is _CLAMPED else 1.0)
+    x = torch.randn(shape.rows, hidden, generator=generator) * (8.0 if shape.activation.limit else 1.0)
     picks = [torch.randperm(shape.experts, generator=generator)[: shape.top_k] for _ in range(shape.rows)]
     ids = torch.stack(picks).to(torch.int32) if picks else torch.zeros(0, shape.top_k, dtype=torch.int32)
     if shape.absent:
@@ -283,7 +327,7 @@ def _experts_inputs(
 
 
 def experts_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
-    """Odd sizes, no rows, experts without tokens, padding, both activations, biases; two different weight formats
+    """Odd sizes, no rows, experts without tokens, padding, every activation, biases; two different weight formats
     once. With bfloat16 weights all of it again for kernels that may round what goes into the products."""
     gate_up, down = _FORMAT_NAMES[signature["gate_up"]], _FORMAT_NAMES[signature["down"]]
     shapes = _EXPERTS_SHAPES if gate_up == down else _EXPERTS_SHAPES[:1]
@@ -295,4 +339,5 @@ def experts_cases(signature: FormatSignature, generator: torch.Generator) -> Ite
 
 
 register_cases("moe.route", route_cases)
+register_cases("moe.table_route", table_route_cases)
 register_cases("moe.experts", experts_cases)

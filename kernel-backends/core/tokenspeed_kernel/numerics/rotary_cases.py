@@ -30,24 +30,29 @@ def _case(
     axes: torch.Tensor | None,
     table: torch.Tensor,
     interleaved: bool,
+    lead: int = 0,
 ) -> Case:
-    """x float32 [T, heads * D + _SPARE]."""
-    rows, width = x.shape[0], (x.shape[1] - _SPARE) // heads
+    """x float32 [T, heads * (lead + D) + _SPARE]: before each head lie ``lead`` elements that belong to none."""
+    rows, pitch = x.shape[0], (x.shape[1] - _SPARE) // heads
+    width = pitch - lead
     rotary = table.shape[1]
 
     def run(fn: KernelFunction, buffers: Buffers, step: int) -> Outputs:
         held = buffers.writable("x", x)
-        view = held[:, : heads * width].view(rows, heads, width)
+        wide = held[:, : heads * pitch].view(rows, heads, pitch)
+        view = wide[..., lead:]
         cos_sin = buffers.read_only("cos_sin", table)
         along = None if axes is None else buffers.read_only("axes", axes)
         for start in range(0, max(1, rows), max(1, step)):
             part = slice(start, start + step)
             place = buffers.read_only("positions", positions[:, part])
             fn(view[part], place, along, cos_sin, interleaved)
-        return {"rotated": view[..., :rotary].clone(), "rest": view[..., rotary:].clone(), "spare": held[:, -_SPARE:]}
+        spare = torch.cat([wide[..., :lead].flatten(1), held[:, -_SPARE:]], dim=1)
+        return {"rotated": view[..., :rotary].clone(), "rest": view[..., rotary:].clone(), "spare": spare}
 
     def expect() -> dict[str, Expectation]:
-        whole = x[:, : heads * width].reshape(rows, heads, width)
+        wide = x[:, : heads * pitch].reshape(rows, heads, pitch)
+        whole, spare = wide[..., lead:], torch.cat([wide[..., :lead].flatten(1), x[:, -_SPARE:]], dim=1)
         pair = torch.arange(rotary // 2)
         first, second = (2 * pair, 2 * pair + 1) if interleaved else (pair, pair + rotary // 2)
         follows = torch.zeros_like(pair) if axes is None else axes.long()
@@ -60,14 +65,15 @@ def _case(
         size = torch.empty_like(value)
         size[..., first] = size[..., second] = point.abs() * turn.abs()
         bound = 4.0 * UNIT_ROUNDOFF[torch.float32] * 2.0**0.5 * size
-        return {"rotated": Close(value, bound), "rest": Exact(whole[..., rotary:]), "spare": Exact(x[:, -_SPARE:])}
+        return {"rotated": Close(value, bound), "rest": Exact(whole[..., rotary:]), "spare": Exact(spare)}
 
     traits = {"head_dim": width, "interleaved": interleaved, "axes": positions.shape[0]}
     return Case(name, traits, partial(run, step=rows), expect, split=partial(run, step=1))
 
 
 def rotary_cases(_signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
-    """Whole and partial heads, halves and neighbours, one and three axes, a table that is scaled, no rows."""
+    """Whole and partial heads, the ends of wider ones, halves and neighbours, one and three axes, a table that is
+    scaled, no rows."""
     yarn = YarnScaling(factor=4.0, original_positions=512)
     for rows, heads, width, rotary, axes in (
         (5, 3, 64, 64, None),
@@ -85,6 +91,9 @@ def rotary_cases(_signature: FormatSignature, generator: torch.Generator) -> Ite
             kind = "neighbours" if interleaved else "halves"
             name = f"{rows} rows, {heads} heads of {width}, {rotary} rotated, {count} axes, {kind}"
             yield _case(name, heads, x, positions, axes, table, interleaved)
+    positions = torch.randint(0, 2000, (1, 6), generator=generator, dtype=torch.int32)
+    x = torch.randn(6, 3 * 48 + _SPARE, generator=generator)
+    yield _case("the ends of wider heads", 3, x, positions, None, rotary_table(10000.0, 16, 2000, yarn), True, 32)
 
 
 register_cases("rotary.apply", rotary_cases)

@@ -4,15 +4,17 @@ Bind once, at build; keep ``Bound.fn`` and call it. Nothing is selected on a hot
 preallocated.
 """
 
-from tokenspeed_kernel.ops.activation import bind_clamped_swiglu, bind_silu_and_mul
+from tokenspeed_kernel.ops.activation import bind_clamped_silu, bind_clamped_swiglu, bind_silu_and_mul
 from tokenspeed_kernel.ops.attention import bind_attention_decode, bind_attention_extend, bind_gqa_prologue
 from tokenspeed_kernel.ops.causal_conv import bind_causal_conv
+from tokenspeed_kernel.ops.compressed import bind_apply_sinks, bind_compress, bind_write
 from tokenspeed_kernel.ops.embedding import bind_embedding
 from tokenspeed_kernel.ops.gated_delta import bind_gated_delta
 from tokenspeed_kernel.ops.gated_norm import bind_gated_rms_norm
 from tokenspeed_kernel.ops.gating import bind_add, bind_sigmoid_gate
 from tokenspeed_kernel.ops.gelu import bind_gelu_tanh_and_mul
 from tokenspeed_kernel.ops.gemm import bind_head_linear, bind_linear
+from tokenspeed_kernel.ops.hyper import bind_hyper
 from tokenspeed_kernel.ops.merge import bind_merge_partials
 from tokenspeed_kernel.ops.mla import bind_mla_prologue, bind_mla_read
 from tokenspeed_kernel.ops.moe import bind_experts, bind_route
@@ -23,15 +25,19 @@ from tokenspeed_kernel.ops.rotary import bind_rotary
 from tokenspeed_kernel.ops.sampling import bind_apply_penalties, bind_has_nan, bind_logprobs, bind_sample
 from tokenspeed_kernel.ops.scaling import bind_scale_rows
 from tokenspeed_kernel.ops.sparse import bind_index_prologue, bind_index_select, bind_mla_selected
+from tokenspeed_kernel.ops.table_route import bind_table_route
 
 __all__ = [
     "bind_add",
     "bind_apply_penalties",
+    "bind_apply_sinks",
     "bind_attention_decode",
     "bind_attention_extend",
     "bind_attention_ragged",
     "bind_causal_conv",
+    "bind_clamped_silu",
     "bind_clamped_swiglu",
+    "bind_compress",
     "bind_embedding",
     "bind_experts",
     "bind_fused_add_rms_norm",
@@ -41,6 +47,7 @@ __all__ = [
     "bind_gqa_prologue",
     "bind_has_nan",
     "bind_head_linear",
+    "bind_hyper",
     "bind_index_prologue",
     "bind_index_select",
     "bind_linear",
@@ -58,4 +65,6 @@ __all__ = [
     "bind_scale_rows",
     "bind_sigmoid_gate",
     "bind_silu_and_mul",
+    "bind_table_route",
+    "bind_write",
 ]

@@ -1,4 +1,4 @@
-"""activation.silu_and_mul and activation.clamped_swiglu.
+"""activation.silu_and_mul, activation.clamped_swiglu and activation.clamped_silu.
 
 silu_and_mul: out = silu(gate) * up
     ``fn(gate, up, out) -> None``: float32 [T, I] each; silu(g) = g / (1 + exp(-g)). gate and up may be row-strided
@@ -8,6 +8,9 @@ silu_and_mul: out = silu(gate) * up
 clamped_swiglu: that of gpt-oss
     ``fn(gate, up, alpha, limit, out) -> None``: the same tensors; g = min(gate, limit), u = up clamped to
     [-limit, limit], out = g / (1 + exp(-alpha * g)) * (u + 1). alpha and limit are Python floats above 0.
+
+clamped_silu: that of DeepSeek-V4
+    ``fn(gate, up, limit, out) -> None``: the same with out = g / (1 + exp(-g)) * u.
 
 Roles: input, output. No traits.
 """
@@ -40,7 +43,16 @@ CLAMPED_SWIGLU = declare_operation(
     )
 )
 
-GATED_ACTIVATIONS = ("silu", "clamped_swiglu")
+CLAMPED_SILU = declare_operation(
+    Operation(
+        family="activation",
+        mode="clamped_silu",
+        roles=ACTIVATION_SIGNATURE.roles,
+        arguments="gate [T, I], up [T, I], limit, out [T, I]",
+    )
+)
+
+GATED_ACTIVATIONS = ("silu", "clamped_swiglu", "clamped_silu")
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,8 @@ class GatedActivation:
 
     Attributes:
         kind: one of GATED_ACTIVATIONS.
-        alpha, limit: of clamped_swiglu, both above 0; 0.0 for silu, which has neither.
+        alpha: of clamped_swiglu, above 0; 0.0 for the others, which have none.
+        limit: of those that clamp, above 0; 0.0 for silu.
     """
 
     kind: str
@@ -63,12 +76,16 @@ class GatedActivation:
             raise ValueError(f"silu has no alpha and no limit, got {self.alpha} and {self.limit}; leave them out")
         if self.kind == "clamped_swiglu" and not (self.alpha > 0.0 and self.limit > 0.0):
             raise ValueError(f"clamped_swiglu needs alpha and limit above 0, got {self.alpha} and {self.limit}")
+        if self.kind == "clamped_silu" and (self.alpha or not self.limit > 0.0):
+            raise ValueError(f"clamped_silu needs a limit above 0 and no alpha, got {self.limit} and {self.alpha}")
 
     def apply(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """The activation of gate and up, in their dtype."""
         if self.kind == "silu":
             return torch.nn.functional.silu(gate) * up
         clamped = gate.clamp(max=self.limit)
+        if self.kind == "clamped_silu":
+            return torch.nn.functional.silu(clamped) * up.clamp(-self.limit, self.limit)
         return clamped * torch.sigmoid(self.alpha * clamped) * (up.clamp(-self.limit, self.limit) + 1.0)
 
 
@@ -96,6 +113,17 @@ def reference_clamped_swiglu(
 ) -> None:
     """activation.clamped_swiglu by PyTorch."""
     out.copy_(GatedActivation("clamped_swiglu", alpha, limit).apply(gate, up))
+
+
+@register_kernel(_reference_spec("clamped_silu"))
+def reference_clamped_silu(gate: torch.Tensor, up: torch.Tensor, limit: float, out: torch.Tensor) -> None:
+    """activation.clamped_silu by PyTorch."""
+    out.copy_(GatedActivation("clamped_silu", limit=limit).apply(gate, up))
+
+
+def bind_clamped_silu(*, override: str | None = None) -> Bound:
+    """Chooses ``fn(gate, up, limit, out)``."""
+    return bind("activation", "clamped_silu", ACTIVATION_SIGNATURE, {}, override=override)
 
 
 def bind_silu_and_mul(*, override: str | None = None) -> Bound:

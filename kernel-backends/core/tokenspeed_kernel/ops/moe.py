@@ -6,7 +6,7 @@ route
     ``fn(logits, ids, weights) -> None``: logits float32 [T, E], contiguous, left alone; ids int32 [T, k] and weights
     float32 [T, k], contiguous. T may be 0. For each row:
 
-    1. score = softmax(logits) or sigmoid(logits), in float32.
+    1. score = softmax(logits), sigmoid(logits) or sqrt(log(1 + exp(logits))) ("sqrtsoftplus"), in float32.
     2. What experts are chosen by: score + correction where there is one; otherwise the logit itself, which orders them
        as the scores do and does not saturate.
     3. With groups above 1, the experts lie in that many groups of equal size. A group's value is the sum of its two
@@ -18,7 +18,8 @@ route
 
     DeepSeek-V3, Kimi-K2, GLM-4.5: sigmoid, corrected, groups, renormalise, scale. Qwen3-MoE and Mixtral: softmax,
     renormalise. gpt-oss: the same (a softmax over the chosen logits is the renormalised softmax over all), its router's
-    bias being the linear's. DeepSeek-V2: softmax, groups, scale.
+    bias being the linear's. DeepSeek-V2: softmax, groups, scale. DeepSeek-V4: sqrtsoftplus, corrected, renormalise,
+    scale.
 
 experts
     Registered callable: a factory ``make(gate_up, down, gate_up_bias, down_bias, activation) -> fn``.
@@ -51,7 +52,7 @@ from tokenspeed_kernel.selection import SelectionError
 from tokenspeed_kernel.signature import FLOAT32, WEIGHT_FORMATS, FormatSignature, TensorFormat
 from tokenspeed_kernel.traits import OneOf, Range, TraitDeclaration, TraitValue, flag_trait, one_of, size_trait
 
-SCORINGS = ("softmax", "sigmoid")
+SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 SUM_FLOOR = 1e-20
 """Added to the sum of the chosen scores before it divides them, as DeepSeek-V3 has it."""
 
@@ -155,6 +156,13 @@ def experts_signature(gate_up: TensorFormat, down: TensorFormat) -> FormatSignat
     return FormatSignature.of(input=FLOAT32, gate_up=gate_up, down=down, output=FLOAT32)
 
 
+def score_of(scoring: str, logits: torch.Tensor) -> torch.Tensor:
+    """The scores of logits [T, E]."""
+    if scoring == "sqrtsoftplus":
+        return torch.sqrt(torch.nn.functional.softplus(logits))
+    return torch.sigmoid(logits) if scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+
+
 def _best(values: torch.Tensor, count: int) -> torch.Tensor:
     """Ids of the ``count`` largest of values [T, n], by value descending, then id ascending."""
     return torch.sort(values, dim=-1, descending=True, stable=True).indices[:, :count]
@@ -193,7 +201,7 @@ def make_reference_route(
     """moe.route by PyTorch."""
 
     def route(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
-        scores = torch.sigmoid(logits) if routing.scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+        scores = score_of(routing.scoring, logits)
         choice = logits if correction is None else scores + correction
         if routing.groups > 1:
             choice = _without_other_groups(choice, routing)

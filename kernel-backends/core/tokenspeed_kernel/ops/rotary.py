@@ -2,7 +2,8 @@
 
 Contract
     ``fn(x, positions, axes, cos_sin, interleaved) -> None``
-    x         float32 [T, heads, D], changed in place; its rows may be strided, the heads of a row are dense.
+    x         float32 [T, heads, D], changed in place; rows and heads at any stride, the elements of a head dense: the
+              last elements of wider heads, say.
     positions int32 [A, T]: A axes of positions; 1 for text, 3 for the time, height and width of multimodal models.
     axes      int32 [R/2]: which axis the angle of each pair follows; None where A is 1.
     cos_sin   float32 [P, R], as ``rotary_tables`` makes it: cosines in the first R/2 columns, sines in the last. R is

@@ -47,7 +47,7 @@ void silu_and_mul(const float* gate, int64_t gate_stride, const float* up, int64
 }
 
 void clamped_swiglu(const float* gate, int64_t gate_stride, const float* up, int64_t up_stride, float alpha, float limit,
-                    float* out, int64_t rows, int64_t size) {
+                    float offset, float* out, int64_t rows, int64_t size) {
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t i = 0; i < size; i += kLanes) {
             const int64_t count = smaller(kLanes, size - i);
@@ -55,7 +55,7 @@ void clamped_swiglu(const float* gate, int64_t gate_stride, const float* up, int
             Vec g = min(set(limit), load_first(gate + row * gate_stride + i, count));
             Vec u = max(set(-limit), min(set(limit), load_first(up + row * up_stride + i, count)));
             Vec denominator = add(set(1.0f), exponential(mul(g, set(-alpha))));
-            store_first(out + row * size + i, mul(div(g, denominator), add(u, set(1.0f))), count);
+            store_first(out + row * size + i, mul(div(g, denominator), add(u, set(offset))), count);
         }
     }
 }

@@ -9,7 +9,7 @@ const KernelTable kTable = {
     clamped_swiglu,
     gelu_tanh_and_mul,
     {causal_conv, gated_delta, gated_norm, sigmoid_gate, add_to},
-    index_prologue, index_scores,
+    index_prologue, index_scores, store_entry,
 };
 
 }  // namespace tokenspeed::TOKENSPEED_ISA

@@ -77,6 +77,15 @@ void index_scores_type(const Cache& cache, const IndexQuery& query, int64_t begi
     }
 }
 
+void store_entry(KvType type, const float* source, uint8_t* target, int64_t dim) {
+    const CachePlane plane{target, 0, 0, 0};
+    switch (type) {
+        case KvType::kFloat32: return write_head<Float32>(plane, 0, 0, 0, source, dim);
+        case KvType::kBFloat16: return write_head<BFloat16>(plane, 0, 0, 0, source, dim);
+        case KvType::kFloat16: return write_head<Float16>(plane, 0, 0, 0, source, dim);
+    }
+}
+
 void index_scores(const Cache& cache, const IndexQuery& query, int64_t begin, int64_t end, float* scores) {
     switch (cache.type) {
         case KvType::kFloat32: return index_scores_type<Float32>(cache, query, begin, end, scores);

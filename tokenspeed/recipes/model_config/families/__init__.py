@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tokenspeed.recipes.model_config.families import (
+    compressed,
     dense,
     gemma,
     glm,
@@ -44,6 +45,7 @@ FAMILIES: dict[str, tuple[str, Reader]] = {
     "DeepseekV2ForCausalLM": ("deepseek_v2", latent.deepseek_v2),
     "Mistral4ForCausalLM": ("mistral4", latent.mistral4),
     "DeepseekV32ForCausalLM": ("deepseek_v32", sparse.deepseek_v32),
+    "DeepseekV4ForCausalLM": ("deepseek_v4", compressed.deepseek_v4),
     "GlmMoeDsaForCausalLM": ("glm_moe_dsa", sparse.glm_moe_dsa),
     "Kimi_K25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
     "KimiK25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
