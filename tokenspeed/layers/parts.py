@@ -65,7 +65,7 @@ class ModelParts:
 
     def growth(self, latent: LatentConfig) -> torch.Tensor:
         """float32 [positions]: what the queries of ``latent`` are multiplied by, made once."""
-        key = ("growth", latent.growth_length)
+        key = ("growth", latent.growth_length, False)
         if key not in self._tables:
             turns = torch.floor(torch.arange(self.max_positions, dtype=torch.float32) / latent.growth_length)
             self._tables[key] = 1 + latent.growth * torch.log(1 + turns)
