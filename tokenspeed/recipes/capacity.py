@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tokenspeed.recipes.dimensions import CACHE_TYPE_BYTES, CacheGroup
+from tokenspeed.recipes.document import RecipeError
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import CacheGroup as SchedulerGroup
@@ -133,9 +134,9 @@ def cache_shape(
 
 
 def _rows(group: CacheGroup, granularity: int) -> int:
-    """What ``granularity`` tokens leave in a history group; ValueError where that is no whole number."""
+    """What ``granularity`` tokens leave in a history group; RecipeError where that is no whole number."""
     if granularity % group.stride:
-        raise ValueError(
+        raise RecipeError(
             f"kv.granularity is {granularity} tokens, an entry of cache group {group.id!r} stands for {group.stride}; "
             "set kv.granularity to a multiple"
         )

@@ -4,7 +4,14 @@ Look here first: ``ops`` (what can be bound), ``quantized`` (weights), ``registr
 ``selection`` (how one is chosen), ``tuning`` (how it is measured), ``numerics`` (how it is trusted).
 """
 
-from tokenspeed_kernel import moe_workloads, ops, recurrent_workloads, sparse_workloads, standard_workloads
+from tokenspeed_kernel import (
+    compressed_workloads,
+    moe_workloads,
+    ops,
+    recurrent_workloads,
+    sparse_workloads,
+    standard_workloads,
+)
 from tokenspeed_kernel.binding import Bound, binding_objective, recording_selections, reference_selections
 from tokenspeed_kernel.overrides import kernel_override, set_recipe_overrides
 from tokenspeed_kernel.platform import PlatformInfo, current_platform, override_platform
@@ -32,6 +39,7 @@ __all__ = [
     "WeightError",
     "begin_serving",
     "binding_objective",
+    "compressed_workloads",
     "current_platform",
     "kernel_override",
     "load_plugins",
