@@ -1,5 +1,9 @@
 """Recurrent layers and gates on every instruction set: against the references, and where the bits must not change."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -61,7 +65,7 @@ def test_gated_delta_is_the_references(instruction_set: str, heads: tuple[int, i
 @pytest.mark.parametrize("decay", ["head", "channel"])
 def test_no_bit_hangs_on_chunks_threads_or_company(instruction_set: str, decay: str) -> None:
     """Token by token, in one call, in chunks shorter and longer than what is prepared together, beside other rows."""
-    inputs = Delta((2, 6, 32, 72), decay, 40)
+    inputs = Delta((2, 6, 32, 136), decay, 40)
     fn, threads = bind_gated_delta(**inputs.traits).fn, num_threads()
     before = inputs.state.clone()
     found = []
@@ -142,3 +146,59 @@ def test_sigmoid_gate_and_add(instruction_set: str, rows: int, size: int, gates:
     total = x + out
     added.fn(x, out)
     assert torch.equal(out, total)
+
+
+DEBUG_CALLS = """
+import torch
+from tokenspeed_kernel.ops import *
+from tokenspeed_kernel_cpu.checks import KernelArgumentError
+f, i = torch.zeros, lambda *s: torch.tensor(s, dtype=torch.int32)
+conv = bind_causal_conv(width=4, biased=False).fn
+rule = bind_gated_delta(key_dim=4, value_dim=6, v_per_k=2, decay="head").fn
+norm, gate, add = bind_gated_rms_norm(gate="silu").fn, bind_sigmoid_gate().fn, bind_add().fn
+x, weight, inputs = f(3, 8), f(4, 8), f(5, 3, 1, 8)
+rows = (i(0, 1, 3), i(1, 0), i(1, 2))
+parts = (f(3, 1, 4), f(3, 1, 4), f(3, 2, 6), f(3, 2), f(3, 2), f(2), f(2), 1e-6)
+state, out = f(5, 2, 1, 24), f(3, 2, 6)
+wrong = [
+    (conv, (x, f(8, 4), None, inputs, *rows, x)),
+    (conv, (x, weight, None, f(5, 3, 8), *rows, x)),
+    (conv, (x, weight, None, inputs, i(0, 1, 4), *rows[1:], x)),
+    (conv, (x, weight, None, inputs, i(0, 2, 1), *rows[1:], x)),
+    (conv, (x, weight, None, inputs, rows[0], i(1, 5), rows[2], x)),
+    (conv, (x, weight, None, inputs, *rows[:2], i(2, 2), x)),
+    (conv, (x, weight, None, inputs, *rows[:2], i(2, 1), x)),
+    (rule, (*parts[:3], f(3, 1), *parts[4:], state, *rows, out)),
+    (rule, (*parts, f(5, 2, 1, 23), *rows, out)),
+    (rule, (*parts[:2], f(3, 3, 6), *parts[3:], state, *rows, f(3, 3, 6))),
+    (norm, (f(2, 2, 4), f(2, 2, 5), f(4), 1e-6, True, f(2, 2, 4))),
+    (gate, (f(2, 6), f(2, 4), f(2, 6))),
+    (add, (f(2, 6), f(6, 2))),
+]
+for fn, arguments in wrong:
+    try:
+        fn(*arguments)
+    except KernelArgumentError as error:
+        print(error)
+    else:
+        raise SystemExit(f"let pass: {fn} {arguments}")
+conv(x, weight, None, inputs, *rows, x.clone())
+rule(*parts, state, *rows, out)
+"""
+
+
+def test_debug_mode_checks_arguments() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", DEBUG_CALLS],
+        env={**os.environ, "TOKENSPEED_KERNEL_DEBUG": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    messages = ended.stdout.splitlines()
+    assert len(messages) == 13
+    assert "targets holds a block twice: [2, 2]; each row writes its own" in messages
+    assert "targets [2, 1] holds the source of another row, sources are [1, 0]" in messages
+    assert "starts must not descend, got [0, 2, 1]" in messages
+    assert "4 gates do not divide 6 elements" in messages

@@ -222,7 +222,7 @@ def delta_cases(_signature: FormatSignature, generator: torch.Generator) -> Iter
         *((item, 4, 2, (16, 16)) for item in ROWS.items()),
         (("rows of all kinds", ROWS["rows of all kinds"]), 3, 3, (7, 37)),
         (("rows of all kinds", ROWS["rows of all kinds"]), 1, 1, (1, 1)),
-        (("many tokens", ROWS["many tokens"]), 2, 1, (128, 128)),
+        (("a row that ends where it began", ROWS["a row that ends where it began"]), 2, 1, (128, 128)),
         (("a row that ends where it began", ROWS["a row that ends where it began"]), 2, 2, (33, 80)),
     )
     for decay in ("head", "channel"):
@@ -236,6 +236,14 @@ def delta_cases(_signature: FormatSignature, generator: torch.Generator) -> Iter
         inputs.beta.copy_(torch.linspace(-120.0, 120.0, inputs.beta.numel()).view_as(inputs.beta))
         inputs.k[3], inputs.q[4], inputs.v[5] = 0.0, 0.0, 0.0
         yield _delta_case("decays and betas from -120 to 120, zeros", inputs)
+
+
+def long_delta_cases(_signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
+    """Hundreds of tokens into states of the size that models have."""
+    for decay in ("head", "channel"):
+        case = state_case([(300, 1, 2), (37, 0, 3)], BLOCKS, 2 * 128 * 128, generator)
+        inputs = _delta_inputs(case, 2, 2, (128, 128), decay, generator)
+        yield _delta_case("hundreds of tokens, 2 heads of 128 x 128", inputs)
 
 
 def _delta_case(name: str, inputs: DeltaInputs) -> Case:
@@ -252,4 +260,4 @@ def _delta_case(name: str, inputs: DeltaInputs) -> Case:
 
 
 register_cases("recurrent.causal_conv", conv_cases)
-register_cases("recurrent.gated_delta", delta_cases)
+register_cases("recurrent.gated_delta", delta_cases, long_delta_cases)

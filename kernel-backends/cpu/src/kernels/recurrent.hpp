@@ -136,12 +136,15 @@ struct Columns {
     int64_t stride;
 };
 
+// Sums over the keys are taken in so many parts, for the processor to overlap them; the same for any number of columns, so
+// that their bits do not hang on it.
+constexpr int kChains = kLanes == 16 ? 2 : 1;
+
 // The rule for one token and some columns of a state: `Vectors` vectors of them, the last with `count` lanes. `from` and
-// `to` may be the same. Sums are taken in kChains parts, for the processor to overlap.
-template <int Vectors>
+// `to` may be the same. `Ahead`: the next head's state is asked for meanwhile, as it lies behind this one.
+template <int Vectors, bool Ahead = false>
 inline void delta_columns(const DeltaTokens& tokens, int64_t place, int64_t size, const Columns& from, const Columns& to,
                           const float* v, float* out, int64_t count) {
-    constexpr int kChains = 8 / Vectors;
     const float* keys = tokens.keys + place * size;
     const float* queries = tokens.queries + place * size;
     const float* decays = tokens.decays + place * size;
@@ -178,6 +181,7 @@ inline void delta_columns(const DeltaTokens& tokens, int64_t place, int64_t size
             state = fma(k, update[vector], state);
             store_first(to.data + at * to.stride + vector * kLanes, state, lanes(vector));
             sums[chain][vector] = fma(state, q, sums[chain][vector]);
+            if (Ahead) __builtin_prefetch(from.data + (size + at) * from.stride + vector * kLanes, 0, 2);
         }
     };
     for (key = 0; key + kChains <= size; key += kChains)
@@ -192,10 +196,11 @@ inline void delta_columns(const DeltaTokens& tokens, int64_t place, int64_t size
 }
 
 constexpr int kDeltaVectors = kDeltaColumns / kLanes;
+constexpr int kWideVectors = 8;
 
-// Prepared tokens [0, count) of a head, whose first is `first`: a few columns of the state at a time take all of them.
-// Between two tokens these columns lie side by side in `packed`: rows a power of two apart would crowd into a few sets of
-// the cache.
+// Prepared tokens [0, count) of a head, whose first is `first`. One alone takes the state in wide pieces, as memory streams
+// best. Several take a few columns at a time, which lie side by side in `packed` between two tokens: they stay in the
+// first-level cache, where rows a power of two apart would crowd into a few sets.
 void delta_tokens(const GatedDelta& call, const DeltaTokens& tokens, int64_t first, int64_t count, int64_t head,
                   float* from, float* to, float* packed) {
     const int64_t size = call.value_dim;
@@ -210,6 +215,9 @@ void delta_tokens(const GatedDelta& call, const DeltaTokens& tokens, int64_t fir
         }
     };
     int64_t column = 0;
+    if (count == 1)
+        for (; column + kWideVectors * kLanes <= size; column += kWideVectors * kLanes)
+            take(delta_columns<kWideVectors, true>, column, kLanes);
     for (; column + kDeltaColumns <= size; column += kDeltaColumns) take(delta_columns<kDeltaVectors>, column, kLanes);
     for (; column < size; column += kLanes) take(delta_columns<1>, column, smaller(kLanes, size - column));
 }
