@@ -41,7 +41,7 @@ class Pair:
     tight: int
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["qwen3_next", pytest.param("kimi_linear", marks=pytest.mark.long)])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     changes, tight = FAMILIES[request.param]
     changes = {"max_position_embeddings": 1024, "eos_token_id": None, "attn_implementation": "eager", **changes}
@@ -109,8 +109,9 @@ def assert_transformers_tokens(pair: Pair, request: Submit, ours: list[int]) -> 
 
 
 def test_hits_go_by_checkpoints_and_the_junction_becomes_one(pair: Pair) -> None:
-    """The first prompt leaves states at 256 and 512. The second shares 560 tokens: it starts at 512, is cut at 560,
-    where the full histories part, and leaves a state there, at which the third starts."""
+    """The first prompt leaves states at 256 and 512; in longer chunks at 256 alone, for its second chunk is its last.
+    The second shares 560 tokens: it starts at the last of them, is cut at 560, where the full histories part, and
+    leaves a state there, at which the third starts."""
     folder = pair.folder
     first = prompt_of(610, 0)
     shared = first[:560]
@@ -121,9 +122,9 @@ def test_hits_go_by_checkpoints_and_the_junction_becomes_one(pair: Pair) -> None
         submit(4, first[:300], 12),
     ]
     expected = alone(folder, requests)
-    for overlap in (0, 1):
-        run = run_requests(config_of(folder, 60, overlap=overlap), requests, gaps=(40, 40, 40))
-        assert [run.cached(handle) for handle in (2, 3, 4)] == [512, 560, 256]
+    for overlap, chunk, last in ((0, CHECKPOINT, 512), (1, 400, 256)):
+        run = run_requests(config_of(folder, 60, overlap=overlap, chunk=chunk), requests, gaps=(40, 40, 40))
+        assert [run.cached(handle) for handle in (2, 3, 4)] == [last, 560, 256]
         assert run.tokens == expected
         assert run.held == 0
     for request in requests:
@@ -139,6 +140,21 @@ def test_a_decode_leaves_checkpoints_too(pair: Pair) -> None:
     run = run_requests(config_of(folder, 60), [first, second], gaps=(60,))
     assert run.cached(2) == 256
     assert run.tokens[2] == alone(folder, [second])[2]
+
+
+def test_a_checkpoint_comes_back_from_the_host(pair: Pair) -> None:
+    """Other prompts take the whole small pool; what the first one left is loaded from the host, its states too."""
+    folder, first = pair.folder, prompt_of(600, 0)
+    requests = [
+        submit(1, first, 8),
+        submit(2, prompt_of(620, 7), 8),
+        submit(3, prompt_of(620, 9), 8),
+        submit(4, first[:560] + prompt_of(37, 5), 8),
+    ]
+    run = run_requests(config_of(folder, pair.tight, host_parents=60), requests, gaps=(40, 40, 40))
+    assert run.cached(4) == 512
+    assert run.counters.host_hit_tokens == 512
+    assert run.tokens == alone(folder, requests)
 
 
 @pytest.mark.parametrize("memory", ["roomy", "tight", "images"])

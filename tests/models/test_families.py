@@ -69,7 +69,12 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(POISON_VARIABLE, "1")
 
 
-@pytest.fixture(scope="module", params=CASES, ids=list(CASES))
+LONG = ("qwen3_next-some-dense", "kimi_linear-compressed")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in CASES]
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[torch.nn.Module, Path]:
     family, changes = CASES[request.param]
     model = transformers_model(family, **changes)
