@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import save, transformers_model
 
 from tokenspeed.layers.loader import load_weights, open_source
 from tokenspeed.layers.shard import Shard
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec, leading_pairs
 from tokenspeed.models import architecture
+from tokenspeed.recipes.checkpoint_size import read_checkpoint
 from tokenspeed.recipes.model_config import CheckpointError, read_model_config
 from tokenspeed.recipes.resolved import ModelSource
 
@@ -29,7 +31,11 @@ def load(folder: Path, rank: int = 0, world: int = 1) -> LoadedWeights:
     config = read_model_config(source)
     specs = architecture(config.architecture).weights(config, rank=rank, world=world)
     return load_weights(
-        open_source(source, config), specs, q_and_k_permuted=False, ignored=(), report=lambda done, total, name: None
+        open_source(source, config),
+        specs,
+        q_and_k_permuted=False,
+        ignored=config.ignored_weights,
+        report=lambda done, total, name: None,
     )
 
 
@@ -59,6 +65,25 @@ def test_ranks_share_whole_experts(checkpoint: tuple[Path, torch.nn.Module]) -> 
         assert torch.equal(torch.cat(biases), whole.vectors[f"{name}_bias"])
     with pytest.raises(CheckpointError, match=r"6 experts of .*gate_up_proj cannot be divided among 4 ranks"):
         load(folder, 0, 4)
+
+
+def test_what_is_loaded_was_planned(checkpoint: tuple[Path, torch.nn.Module]) -> None:
+    folder, _ = checkpoint
+    held = load(folder)
+    assert read_checkpoint(ModelSource(kind="folder", path=str(folder)))[1] == held.nbytes
+
+
+def test_layers_that_draft_tokens_are_neither_loaded_nor_planned(tmp_path: Path) -> None:
+    experts = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    folder = save(transformers_model("glm4_moe", **experts), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    drafts = {f"model.layers.2.{name}": torch.ones(5, 7) for name in ("eh_proj.weight", "shared_head.head.weight")}
+    save_file({**tensors, **drafts}, folder / "model.safetensors", metadata={"format": "pt"})
+    source = ModelSource(kind="folder", path=str(folder))
+    _, size = read_checkpoint(source)
+    held = load(folder)
+    assert size == held.nbytes
+    assert not any(name.startswith("model.layers.2.") for name in (*held.matrices, *held.vectors))
 
 
 def test_a_transpose_that_is_none_is_refused() -> None:

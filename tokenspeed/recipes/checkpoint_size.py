@@ -1,6 +1,7 @@
 """How many bytes an engine's weights take: read from the headers of a checkpoint, no tensor is touched."""
 
 import math
+import re
 from pathlib import Path
 
 from tokenspeed.recipes.gguf_file import GgufError, GgufHeader, read_gguf_header
@@ -8,7 +9,7 @@ from tokenspeed.recipes.model_config import CheckpointError, ModelConfig, read_m
 from tokenspeed.recipes.resolved import ModelSource
 from tokenspeed.recipes.stored_weights import stored_weights
 
-_HEAD = "lm_head.weight"
+_HEAD = r"lm_head\.weight"
 _DENSE = ("F32", "F16", "BF16")
 
 
@@ -46,11 +47,15 @@ def _gguf_bytes(header: GgufHeader, config: ModelConfig) -> int:
 
 
 def _checkpoint_bytes(source: ModelSource, config: ModelConfig, converted: bool) -> int:
-    """A stored copy of a tied embedding as output head is not used, so it does not count."""
+    """What is not used does not count: a stored copy of a tied embedding as output head, and what is left out knowingly
+    (a vision encoder, layers that draft tokens)."""
     if source.kind == "gguf":
         return _gguf_bytes(_gguf_header(source.path), config)
-    unused = {_HEAD} if config.tie_word_embeddings else set()
-    weights = stored_weights(Path(source.path), config.quantization)
+    unused = re.compile(
+        "|".join((*config.ignored_weights, *((_HEAD,) if config.tie_word_embeddings else ()))) or "(?!)"
+    )
+    stored = stored_weights(Path(source.path), config.quantization)
+    weights = [weight for name, weight in stored.items() if unused.fullmatch(name) is None]
     if converted:
-        return sum(weight.resident_bytes for name, weight in weights.items() if name not in unused)
-    return sum(part.tensor.nbytes for name, weight in weights.items() if name not in unused for part in weight.parts)
+        return sum(weight.resident_bytes for weight in weights)
+    return sum(part.tensor.nbytes for weight in weights for part in weight.parts)

@@ -87,9 +87,9 @@ class StoredWeight:
 
     @property
     def resident_bytes(self) -> int:
-        """What it takes in memory: a matrix as it is stored, or what a quantised one becomes; a vector as float32, a
-        table as int32."""
-        if len(self.shape) == 1 or self.values.name.endswith(_TABLES):
+        """What it takes in memory: a matrix as it is stored, or what a quantised one becomes; a vector, and the biases
+        of several experts, as float32, a table as int32."""
+        if len(self.shape) == 1 or self.values.name.endswith(("_bias", _TABLES)):
             return DTYPE_BYTES["F32"] * math.prod(self.shape)
         if self.scheme is None:
             return self.values.tensor.nbytes

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import torch
+
 from tokenspeed.layers.huge_memory import huge_zeros
 from tokenspeed.layers.loader.source import WeightSource
 from tokenspeed.layers.weights import WeightSpec
@@ -26,8 +28,11 @@ def turned(source: WeightSource, spec: WeightSpec) -> QuantizedTensor:
     memory = huge_zeros((stop - start) * columns * data.element_size()).view(data.dtype).view(stop - start, columns)
     order = None if spec.row_order is None else spec.row_order(each)
     for place, expert in enumerate(range(start // each, stop // each)):
-        matrix = data[expert].T if order is None else data[expert].T[order]
-        memory[place * each : (place + 1) * each] = matrix
+        here = memory[place * each : (place + 1) * each]
+        if order is None:
+            here.copy_(data[expert].T)
+        else:  # turned first: taking columns apart one element at a time is six times as slow
+            torch.index_select(data[expert].T.contiguous(), 0, order, out=here)
     source.forget(spec.name)
     return QuantizedTensor(
         format=stored.format, shape=(stop - start, columns), planes={"data": memory}, source=stored.source
