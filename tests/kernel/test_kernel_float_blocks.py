@@ -49,6 +49,13 @@ def test_fp8_comes_out_as_it_went_in(rows: int, blocks: int, seed: int) -> None:
     assert torch.equal(dequantize_blocks("fp8_blocks", pack_fp8(elements, scales)), values)
 
 
+def test_a_nan_in_fp8_makes_its_block_nan() -> None:
+    elements = torch.ones(2, 256).to(torch.float8_e4m3fn)
+    elements[1, 200] = torch.nan
+    values = dequantize_blocks("fp8_blocks", pack_fp8(elements, torch.ones(2, 2)))
+    assert values.isnan().nonzero().tolist() == [[1, column] for column in range(128, 256)]
+
+
 def test_a_view_is_filled_and_nothing_beside_it() -> None:
     nibbles, exponents = nibbles_of(3, 64, 1), torch.full((3, 2), 120, dtype=torch.uint8)
     around = torch.full((5, 34), 7, dtype=torch.uint8)

@@ -45,7 +45,8 @@ def pack_nvfp4(
 def pack_fp8(elements: torch.Tensor, scales: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """fp8_blocks uint8 [N, K / 128 * 132], in ``out`` where it is given.
 
-    elements float8_e4m3fn [N, K]; scales float32 [N, K / 128]. Raises ValueError where they do not fit each other.
+    elements float8_e4m3fn [N, K]; scales float32 [N, K / 128]. A NaN makes its whole block NaN. Raises ValueError where
+    they do not fit each other.
     """
     rows, columns = elements.shape
     if elements.dtype != torch.float8_e4m3fn or columns % 128:
@@ -58,8 +59,10 @@ def pack_fp8(elements: torch.Tensor, scales: torch.Tensor, *, out: torch.Tensor 
             f"fp8_blocks: scales must be float32 [{rows}, {columns // 128}], got {scales.dtype} {list(scales.shape)}"
         )
     parts = _blocks("fp8_blocks", rows, columns // 128, out)
-    parts[..., :4] = split_last(scales.contiguous().view(torch.uint8), -1, 4)
-    parts[..., 4:] = split_last(elements.view(torch.uint8), -1, 128)
+    stored = split_last(elements.view(torch.uint8), -1, 128)
+    unsound = ((stored & 0x7F) == 0x7F).any(dim=-1)
+    parts[..., :4] = split_last(scales.masked_fill(unsound, torch.nan).view(torch.uint8), -1, 4)
+    parts[..., 4:] = stored
     return parts.flatten(1)
 
 

@@ -30,10 +30,11 @@ of 128, l and l + 64. High bits of 1 bit: byte l holds those of the elements l, 
 
 NVFP4 has a float32 scale for a whole matrix besides those of its groups. ``nvfp4``, blocks of 64 elements, holds it in
 each, so that rows can be taken apart and put together: 40 bytes, float32 g; 4 e4m3 s, one for 16 elements; nibbles
-[32], of which byte j of each 16 holds the elements j and j + 16 of 32. An element is g * s * e2m1, in float32: g * s is
-rounded, halved, and multiplied by twice the e2m1, an integer.
+[32], of which byte j of each 16 holds the elements j and j + 16 of 32. An element is g * s * e2m1, in float32: half of
+g, times s, rounded, times twice the e2m1, an integer.
 
-``fp8_blocks``, 128 elements in 132 bytes, is float32 d and 128 e4m3: an element is d * e4m3, in float32.
+``fp8_blocks``, 128 elements in 132 bytes, is float32 d and 128 e4m3: an element is d * e4m3, in float32. No e4m3 is a
+NaN; a block that had one has a NaN for d.
 
 A nibble that is an e2m1 stands for 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on for the same below 0.
 """
@@ -173,7 +174,7 @@ def _nvfp4(parts: torch.Tensor) -> torch.Tensor:
     quants = torch.tensor(TWICE_E2M1, dtype=torch.float32)[_fields(parts[..., 8:], 4, 16).int()]
     whole = parts[..., :4].contiguous().view(torch.float32)
     scales = parts[..., 4:8].contiguous().view(torch.float8_e4m3fn).float()
-    return _grouped(quants, scales * whole * 0.5)
+    return _grouped(quants, scales * (whole * 0.5))
 
 
 def _fp8(parts: torch.Tensor) -> torch.Tensor:

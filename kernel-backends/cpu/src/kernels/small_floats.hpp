@@ -2,8 +2,6 @@
 // e4m3 under float32 scales of 128. Layouts: tokenspeed_kernel/gguf_blocks.py. A weight is twice its e2m1, an integer, times half
 // its scale, or its e4m3 times its scale: rounded once, as when the blocks are dequantised.
 
-#include "../simd/e4m3.hpp"
-
 namespace tokenspeed::TOKENSPEED_ISA {
 namespace {
 
@@ -33,7 +31,7 @@ struct Nvfp4 {
     static void widen_scales(const uint8_t* block, Scales& scales) {
         float whole;
         memcpy(&whole, block, 4);
-        for (int group = 0; group < 4; ++group) scales.values[group] = e4m3_to_float(block[4 + group]) * whole * 0.5f;
+        four_e4m3(block + 4, whole * 0.5f, scales.values);
     }
     static void decode(const uint8_t* block, int part, const Scales& scales, Vec* w) {
         scaled_e2m1(block + 8 + 16 * part, scales.values + 2 * part, w);

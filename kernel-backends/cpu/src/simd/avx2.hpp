@@ -146,16 +146,24 @@ inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
 }
 // 32 e4m3 times a scale, as avx512.hpp has it.
 inline void scaled_e4m3(const uint8_t* bytes, float scale, Vec* w) {
-    const __m256i magnitude = _mm256_set1_epi16(0x7f);
     const Vec factor = set(scale * 256.0f);
     for (int half = 0; half < 2; ++half) {
         const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(bytes + 16 * half)));
-        const __m256i none = _mm256_cmpeq_epi16(_mm256_and_si256(wide, magnitude), magnitude);
-        const __m256i moved = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
-        const __m256i halves = _mm256_or_si256(moved, _mm256_and_si256(none, _mm256_set1_epi16(0x7e00)));
+        const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff));
         w[2 * half] = mul(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), factor);
         w[2 * half + 1] = mul(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), factor);
     }
+}
+// Four e4m3 times `factor`, as scaled_e4m3 has them; what is no number gets the exponent of one that is none.
+inline void four_e4m3(const uint8_t* bytes, float factor, float* out) {
+    int four;
+    memcpy(&four, bytes, 4);
+    const __m128i magnitude = _mm_set1_epi16(0x7f);
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(four));
+    const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(wide, magnitude), magnitude);
+    const __m128i moved = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff));
+    const __m128i halves = _mm_or_si128(moved, _mm_and_si128(none, _mm_set1_epi16(0x7e00)));
+    _mm_storeu_ps(out, _mm_mul_ps(_mm_cvtph_ps(halves), _mm_set1_ps(factor * 256.0f)));
 }
 struct BlockQ4_0 {
     static constexpr int kBytes = 18;

@@ -122,17 +122,26 @@ inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
     w[1] = _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), mul(table, set(scales[1])));
 }
 
-// 32 e4m3 times a scale. Sign, exponent and significand move to where a half has them, which divides the value by 2^8; what
-// is no number gets the exponent of one that is none.
+// 32 e4m3, numbers all, times a scale. Sign, exponent and significand move to where a half has them, which divides the value
+// by 2^8.
 inline void scaled_e4m3(const uint8_t* bytes, float scale, Vec* w) {
     const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)bytes));
-    const __m512i magnitude = _mm512_set1_epi16(0x7f);
-    const __mmask32 none = _mm512_cmpeq_epi16_mask(_mm512_and_si512(wide, magnitude), magnitude);
-    const __m512i moved = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16((short)0xbfff));
-    const __m512i halves = _mm512_mask_blend_epi16(none, moved, _mm512_set1_epi16(0x7e00));
+    const __m512i halves = _mm512_and_si512(_mm512_slli_epi16(wide, 7), _mm512_set1_epi16((short)0xbfff));
     const Vec factor = set(scale * 256.0f);
     w[0] = mul(_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), factor);
     w[1] = mul(_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)), factor);
+}
+
+// Four e4m3 times `factor`, as scaled_e4m3 has them; what is no number gets the exponent of one that is none.
+inline void four_e4m3(const uint8_t* bytes, float factor, float* out) {
+    int four;
+    memcpy(&four, bytes, 4);
+    const __m128i magnitude = _mm_set1_epi16(0x7f);
+    const __m128i wide = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(four));
+    const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(wide, magnitude), magnitude);
+    const __m128i moved = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff));
+    const __m128i halves = _mm_or_si128(moved, _mm_and_si128(none, _mm_set1_epi16(0x7e00)));
+    _mm_storeu_ps(out, _mm_mul_ps(_mm_cvtph_ps(halves), _mm_set1_ps(factor * 256.0f)));
 }
 
 // GGUF blocks: 32 weights into two vectors, in order. Every weight is rounded once: fma(quant, scale, minimum).

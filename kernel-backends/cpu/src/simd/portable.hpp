@@ -5,8 +5,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "e4m3.hpp"
-
 namespace tokenspeed::portable {
 namespace {
 
@@ -183,9 +181,19 @@ inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
         w[2 + i / 8][i % 8] = table[nibbles[i] >> 4] * scales[1];
     }
 }
+// Exponent and significand move to where a float has them, which divides the value by 2^120.
+inline float e4m3_to_float(uint8_t e4m3) {
+    uint32_t bits = (uint32_t)(e4m3 & 0x7f) << 20 | (uint32_t)(e4m3 & 0x80) << 24;
+    float value;
+    memcpy(&value, &bits, 4);
+    return (e4m3 & 0x7f) == 0x7f ? __builtin_nanf("") : value * 0x1p120f;
+}
 // 32 e4m3 times a scale.
 inline void scaled_e4m3(const uint8_t* bytes, float scale, Vec* w) {
     for (int i = 0; i < 32; ++i) w[i / 8][i % 8] = e4m3_to_float(bytes[i]) * scale;
+}
+inline void four_e4m3(const uint8_t* bytes, float factor, float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = e4m3_to_float(bytes[i]) * factor;
 }
 struct BlockQ4_0 {
     static constexpr int kBytes = 18;
