@@ -78,7 +78,8 @@ def test_every_smoke_profile_takes_what_was_planned(name: str) -> None:
     plan, source = make_plan(resolution, machine), model_source(resolution)
     assert source is not None and plan.pool is not None
     config = read_model_config(source)
-    groups = architecture(config.architecture).cache_groups(config, granularity=64)
+    granularity = plan.shape.facts[0].block_granularity or 64
+    groups = architecture(config.architecture).cache_groups(config, granularity=granularity)
     layout = ArenaLayout.of(groups, torch.float32)
     assert (plan.shape.facts, plan.shape.parent_bytes) == (layout.facts, layout.parent_bytes)
     build = build_device_side(planned(resolution.config(source), plan), config, report=lambda *_: None)

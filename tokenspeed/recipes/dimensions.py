@@ -106,7 +106,8 @@ class Compression(Strict):
 class Experts(Strict):
     """A mixture of experts in ``layers`` of the layers; ``shared`` experts see every token, through a gate of their own
     where there is a ``shared_gate``. Where the choice is ``corrected`` the router has a bias for each expert; with
-    ``biases`` it has, and each expert's matrices have."""
+    ``biases`` it has, and each expert's matrices have. In ``table_layers`` of the layers a table says, for each token
+    of the vocabulary, which experts it goes to; these have no corrections."""
 
     layers: Positive
     count: Positive
@@ -116,6 +117,7 @@ class Experts(Strict):
     intermediate: Positive
     corrected: bool = False
     biases: bool = False
+    table_layers: Count = 0
 
 
 class Vision(Strict):
@@ -282,6 +284,7 @@ def _experts(config: ModelConfig) -> Experts | None:
         intermediate=experts.intermediate,
         corrected=experts.corrected,
         biases=experts.biases,
+        table_layers=len(experts.table_layers),
     )
 
 

@@ -36,6 +36,7 @@ def count_parameters(model: Dimensions) -> Parameters:
     if model.streams > 1:
         rows = 2 * model.layers * (2 + model.streams) + 1
         replicated += rows * model.streams * model.streams * model.hidden
+        replicated += rows * model.streams + 2 * model.layers * 3 + 1  # what is added, and what scales it
     expert_count = 0
     if experts is not None:
         each = 3 * model.hidden * experts.intermediate
@@ -45,6 +46,7 @@ def count_parameters(model: Dimensions) -> Parameters:
         expert_count = experts.layers * experts.count * each
         replicated += experts.layers * experts.count * (model.hidden + experts.corrected + experts.biases)
         replicated += experts.layers * int(experts.shared_gate) * model.hidden
+        replicated += experts.table_layers * (model.vocab * experts.active - experts.count * experts.corrected)
     if model.vision is not None:
         encoder = model.vision.parameters
         sharded, replicated = (
