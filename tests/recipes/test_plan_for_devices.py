@@ -55,6 +55,7 @@ def test_half_of_gpt_oss_is_windowed() -> None:
         ("deepseek-v3.2", 671e9),
         ("gpt-oss-120b", 116.829e9),
         ("qwen3-8b", 8.19e9),
+        ("deepseek-v4-flash", 284e9),
     ],
 )
 def test_dimensions_amount_to_the_published_parameters(name: str, published: float) -> None:
