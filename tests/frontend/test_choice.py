@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenspeed.frontend.choice import Choice
@@ -59,6 +59,7 @@ CUTS = st.lists(st.integers(0, 30))
 STOPS = st.lists(st.sampled_from(["ab", "abc", "c", "é", "b🙂", "\ufffd", "⟨2"]), max_size=3)
 
 
+@example([258, 99], [1], ["c"], 0, False, False)
 @given(BYTES, CUTS, STOPS, st.integers(0, 6), st.booleans(), st.booleans())
 def test_rounds_do_not_matter(
     tokens: list[int], cuts: list[int], stop: list[str], min_tokens: int, include_stop: bool, ends: bool

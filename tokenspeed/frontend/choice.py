@@ -110,7 +110,8 @@ class Choice:
             delta.text += match.stop
         cut = self._free + (match.end if self._include_stop else match.start)
         for token in self._held:
-            if token.start < cut:
+            # A token without text right before the cut stays: it would have been shown, had its round ended with it.
+            if token.start < cut or token.end == cut:
                 self._show(token, delta)
         self._held.clear()
         self.generated = self._shown
