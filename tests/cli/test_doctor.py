@@ -56,7 +56,7 @@ def test_a_model_that_does_not_fit_is_a_finding(tokenspeed: Command, nothing_ins
     assert done.code == 2
     assert "fail  no profile of kimi-k2.5 fits this machine" in done.out
     assert "-> tokenspeed recipe plan kimi-k2.5" in done.out
-    unknown = tokenspeed("doctor", "kimi-k3")
+    unknown = tokenspeed("doctor", "kimi-k2.7")
     assert (unknown.code, 'did you mean "kimi-k2.' in unknown.err) == (2, True)
 
 
