@@ -137,10 +137,10 @@ def test_what_the_engine_lacks_is_refused_by_name(
 
 
 def test_real_profiles_of_kimi_are_refused_by_name(make_machine: MakeMachine) -> None:
-    resolution = resolve("kimi-k2.5", make_machine(), profile="mi355x-mxfp4")
+    resolution = resolve("kimi-k2.5", make_machine(), profile="a3-w4a8")
     with pytest.raises(UnsupportedError) as caught:
         resolution.refuse_missing()
-    for word in ("vendor amd", "weight format mxfp4", "parallel.tp = 8"):
+    for word in ("vendor npu", "weight format w4a8", "parallel.tp = 4"):
         assert word in str(caught.value)
 
 

@@ -22,8 +22,17 @@ _K_FORMATS = tuple(
     f"gguf-{name}"
     for name in ("q2_k", "q2_k_s", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
 )
-CPU_GROWTH = {"int4": 4.5 / 4, "int8": 8.5 / 8, "fp8": 2.0}
-"""Formats of safetensors that the CPU converts when it loads them, and by how much weights grow at most."""
+CPU_GROWTH = {
+    "int4": 4.5 / 4,
+    "int8": 8.5 / 8,
+    "fp8": 2.0,
+    "mxfp4": 1.0,
+    "nvfp4": 5.0 / 4.5,
+    "awq": 5.0 / 4,
+    "gptq": 16.0 / 4,  # with scattered columns; else as int4
+}
+"""Formats of safetensors that the CPU loads as blocks of its own (docs/weights.md), and how much weights grow at most.
+"""
 RUNNABLE_FORMATS = frozenset({"", *_DENSE_FORMATS, *_BLOCK_FORMATS, *_K_FORMATS, *CPU_GROWTH})
 
 
