@@ -9,7 +9,7 @@ from tiny_models import save, transformers_model
 
 from tokenspeed.layers.loader import load_weights, open_source
 from tokenspeed.layers.shard import Shard
-from tokenspeed.layers.weights import LoadedWeights, WeightSpec, leading_pairs
+from tokenspeed.layers.weights import LoadedWeights, WeightSpec, paired_rotary_rows
 from tokenspeed.models import architecture
 from tokenspeed.recipes.checkpoint_size import read_checkpoint
 from tokenspeed.recipes.model_config import CheckpointError, read_model_config
@@ -92,6 +92,8 @@ def test_a_transpose_that_is_none_is_refused() -> None:
         WeightSpec(name="w", shape=(6, 4), stored=(2, 3, 4), shard=shard, transposed=True)
 
 
-def test_pairs_that_lie_side_by_side_at_the_head_of_each_head() -> None:
-    order = leading_pairs(6, 4)
+def test_pairs_that_lie_side_by_side_at_either_end_of_each_head() -> None:
+    order = paired_rotary_rows(6, 4)
     assert order(12).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
+    behind = paired_rotary_rows(6, 4, start=2)
+    assert behind(12).tolist() == [0, 1, 2, 4, 3, 5, 6, 7, 8, 10, 9, 11]

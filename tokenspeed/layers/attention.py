@@ -7,7 +7,7 @@ import torch
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.kernels import Kernel
 from tokenspeed.layers.parts import ModelParts
-from tokenspeed.layers.weights import Ranks, RowOrder, WeightSpec, leading_pairs
+from tokenspeed.layers.weights import Ranks, RowOrder, WeightSpec, paired_rotary_rows
 from tokenspeed.recipes.model_config import ModelConfig, RopeConfig
 
 
@@ -15,7 +15,7 @@ def attention_weights(config: ModelConfig, place: str, ranks: Ranks) -> list[Wei
     """q, k, v with their biases and norms, o, and sinks, at ``place`` ("model.layers.0.self_attn")."""
     hidden, dim = config.hidden_size, config.head_dim
     specs = []
-    turned = leading_pairs(dim, config.rope.rotated(dim)) if config.rope.paired else None
+    turned = paired_rotary_rows(dim, config.rope.rotated(dim)) if config.rope.paired else None
     for name, heads, rotary in (
         ("q", config.num_heads, config.num_heads),
         ("k", config.num_kv_heads, config.num_kv_heads),

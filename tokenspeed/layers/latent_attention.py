@@ -32,7 +32,7 @@ def latent_attention_weights(config: ModelConfig, place: str, ranks: Ranks) -> l
     """Projections and norms at ``place``; ranks share the heads, the compressed query and cache are on all of them."""
     latent, hidden, heads = latent_of(config), config.hidden_size, config.num_heads
     head = latent.plain + latent.rotary
-    turned = paired_rotary_rows(heads, latent.plain, latent.rotary)
+    turned = paired_rotary_rows(head, latent.rotary, start=latent.plain)
     specs = []
     if latent.query_rank:
         specs += [
@@ -48,7 +48,7 @@ def latent_attention_weights(config: ModelConfig, place: str, ranks: Ranks) -> l
             f"{place}.kv_a_proj_with_mqa.weight",
             compressed,
             hidden,
-            row_order=paired_rotary_rows(1, latent.latent, latent.rotary),
+            row_order=paired_rotary_rows(compressed, latent.rotary, start=latent.latent),
         ),
         ranks.whole(f"{place}.kv_a_layernorm.weight", latent.latent),
         ranks.rows(f"{place}.kv_b_proj.weight", heads * (latent.plain + latent.value), latent.latent),

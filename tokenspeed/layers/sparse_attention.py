@@ -18,7 +18,7 @@ from tokenspeed.layers.latent_attention import (
     latent_of,
 )
 from tokenspeed.layers.parts import ModelParts
-from tokenspeed.layers.weights import Ranks, WeightSpec, leading_pairs
+from tokenspeed.layers.weights import Ranks, WeightSpec, paired_rotary_rows
 from tokenspeed.recipes.model_config import IndexConfig, ModelConfig
 
 INDEX_EPS = 1e-6
@@ -38,7 +38,7 @@ def sparse_attention_weights(config: ModelConfig, layer: int, place: str, ranks:
     if layer not in index.layers:
         return specs
     latent, width, place = latent_of(config), index.width, f"{place}.indexer"
-    order = {"row_order": leading_pairs(width, latent.rotary)} if index.paired else {}
+    order = {"row_order": paired_rotary_rows(width, latent.rotary)} if index.paired else {}
     return [
         *specs,
         ranks.whole(f"{place}.wq_b.weight", index.heads * width, latent.query_rank, **order),

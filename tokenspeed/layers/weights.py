@@ -136,42 +136,27 @@ def unpermuted_rows(rows: int, heads: int) -> torch.Tensor:
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(rows)
 
 
-def paired_rotary_rows(heads: int, plain: int, rotary: int) -> RowOrder:
-    """The order of ``heads`` heads of ``plain`` rows and ``rotary`` rows behind them, of which the checkpoint has those
+def paired_rotary_rows(head_dim: int, rotary: int, start: int = 0) -> RowOrder:
+    """The order of heads of ``head_dim`` rows of which ``rotary`` from ``start`` on rotate: the checkpoint has those
     that rotate together side by side, and kernels want them half a rotary part apart."""
-    within = torch.cat(
-        [torch.arange(plain), plain + torch.arange(rotary).view(rotary // 2, 2).transpose(0, 1).reshape(rotary)]
-    )
-
-    def order(rows: int) -> torch.Tensor:
-        held = rows // (plain + rotary)
-        return (torch.arange(held).unsqueeze(1) * (plain + rotary) + within).reshape(rows)
-
-    if heads < 1:
-        raise ValueError(f"{heads} heads have no rows to put into order")
-    return order
-
-
-def leading_pairs(head_dim: int, rotary: int) -> RowOrder:
-    """The order of heads of ``head_dim`` rows whose first ``rotary`` rotate, of which the checkpoint has those that
-    rotate together side by side, and kernels want them half a rotary part apart."""
-    within = torch.cat([torch.arange(rotary).view(rotary // 2, 2).transpose(0, 1).reshape(rotary),
-                        torch.arange(rotary, head_dim)])  # fmt: skip
-
-    def order(rows: int) -> torch.Tensor:
-        return (torch.arange(rows // head_dim).unsqueeze(1) * head_dim + within).reshape(rows)
-
-    return order
+    within = torch.arange(head_dim)
+    turned = within[start : start + rotary]
+    within[start : start + rotary] = turned.view(rotary // 2, 2).transpose(0, 1).reshape(rotary)
+    return _every(within)
 
 
 def gate_before_up(intermediate: int) -> RowOrder:
     """The order of experts' rows, of which the checkpoint has those of gate and up in turn: all of an expert's gate,
     then all of its up."""
-    within = torch.arange(2 * intermediate).view(intermediate, 2).transpose(0, 1).reshape(2 * intermediate)
+    return _every(torch.arange(2 * intermediate).view(intermediate, 2).transpose(0, 1).reshape(2 * intermediate))
+
+
+def _every(within: torch.Tensor) -> RowOrder:
+    """The order that has ``within`` in every len(within) rows."""
 
     def order(rows: int) -> torch.Tensor:
-        held = rows // (2 * intermediate)
-        return (torch.arange(held).unsqueeze(1) * 2 * intermediate + within).reshape(rows)
+        size = len(within)
+        return (torch.arange(rows // size).unsqueeze(1) * size + within).reshape(rows)
 
     return order
 
