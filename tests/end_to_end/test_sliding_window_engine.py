@@ -10,7 +10,7 @@ from control_plane import submit as submitted
 from equal_tokens import assert_greedy_equal
 from in_process_engine import Run, run_requests
 from model_checks import TOLERANCE
-from tiny_models import resolved, save, transformers_model
+from tiny_models import prompt_of, resolved, save, transformers_model
 
 from tokenspeed.device.builder import POISON_VARIABLE
 from tokenspeed.messages import SamplingParameters, Submit
@@ -57,10 +57,6 @@ def config_of(folder: Path, parents: int, overlap: int, host_parents: int = 0) -
 
 def submit(handle: int, prompt: Sequence[int], count: int, *, declared: bool = True) -> Submit:
     return submitted(handle, prompt, count, declared=declared, sampling=SamplingParameters(top_k=1))
-
-
-def prompt_of(length: int, start: int) -> list[int]:
-    return [(7 * i * i + 3 * i + 11 * start) % 127 + 1 for i in range(length)]
 
 
 def tokens_equal_transformers(

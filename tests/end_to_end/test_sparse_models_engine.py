@@ -9,7 +9,7 @@ import torch
 from control_plane import submit as submitted
 from in_process_engine import Run, run_requests
 from sparse_models import compressed_model, sparse_model
-from tiny_models import resolved, save
+from tiny_models import prompt_of, resolved, save
 
 from tokenspeed.device.builder import POISON_VARIABLE
 from tokenspeed.device.cache_arena import ArenaLayout
@@ -58,10 +58,6 @@ def config_of(folder: Path, parents: int, *, host_parents: int = 0, chunk: int =
 
 def submit(handle: int, prompt: Sequence[int], count: int) -> Submit:
     return submitted(handle, prompt, count, declared=False, sampling=SamplingParameters(top_k=1))
-
-
-def prompt_of(length: int, start: int) -> list[int]:
-    return [(7 * i * i + 3 * i + 11 * start) % 127 + 1 for i in range(length)]
 
 
 def alone(folder: Path, requests: Sequence[Submit]) -> dict[int, list[int]]:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_checks import check_prompt
-from plan_maker import PlanMaker, Request, collect, groups_of
+from model_checks import check_prompt, greedy, run_all, step
+from plan_maker import PlanMaker, Request, groups_of
 from sparse_models import COMPRESSED, COMPRESSED_CASES, compressed_model
-from tiny_models import REFERENCE, build, resolved, save
+from tiny_models import REFERENCE, build, prompt_of, resolved, save
 
-from tokenspeed.device.builder import POISON_VARIABLE, DeviceBuild
+from tokenspeed.device.builder import POISON_VARIABLE
 from tokenspeed.device.cache_arena import ArenaLayout
 from tokenspeed.models import architecture
 from tokenspeed.recipes.capacity import cache_shape
@@ -38,18 +38,6 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(POISON_VARIABLE, "1")
 
 
-def prompt_of(length: int) -> list[int]:
-    return [(7 * i * i + 3 * i) % 127 + 1 for i in range(length)]
-
-
-def run_all(device: DeviceBuild, maker: PlanMaker, requests: list[Request]) -> None:
-    while active := [request for request in requests if not request.is_done]:
-        plan, starts = maker.plan(active)
-        result = device.handle.execute(plan, starts).result()  # type: ignore[arg-type]
-        assert not result.nan.any()
-        collect(plan, result, active)
-
-
 @pytest.mark.parametrize("case", COMPRESSED_CASES)
 def test_logits_and_greedy_tokens(pairs: Pairs, case: str) -> None:
     """A prompt shorter than any entry, and one with more entries than are chosen; chunks that end within entries."""
@@ -72,21 +60,13 @@ def test_the_reference_kernels_agree(pairs: Pairs) -> None:
         device.handle.shutdown()
 
 
-def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> list[int]:
-    whole = list(prompt)
-    with torch.no_grad():
-        for _ in range(count):
-            whole.append(int(model(torch.tensor([whole])).logits[0, -1].argmax()))
-    return whole[len(prompt) :]
-
-
 def test_company_chunks_and_prefix_hits_change_no_token(pairs: Pairs) -> None:
     """Rows whose entries are complete at other steps, blocks recycled behind every window, and a hit on the last blocks
     of each window, which hold what the next entry still needs."""
     model, folder = pairs["all-kinds"]
     device = build(resolved(folder, chunk=128))
     prompts = [prompt_of(length) for length in (50, 3, 33)]
-    expected = [greedy(model, prompt, 24) for prompt in prompts]
+    expected = [greedy(model, prompt, 24)[0] for prompt in prompts]
     groups = groups_of(device.specs)
     try:
         for chunk in (128, 5):
@@ -99,8 +79,7 @@ def test_company_chunks_and_prefix_hits_change_no_token(pairs: Pairs) -> None:
 
         maker = PlanMaker(16, groups)
         first = Request(prompt=prompts[0], row=1, max_new_tokens=24, chunk=32)
-        plan, starts = maker.plan([first])
-        collect(plan, device.handle.execute(plan, starts).result(), [first])  # type: ignore[arg-type]
+        step(device, *maker.plan([first]), [first])
         assert first.computed == 32
         held = [list(blocks) for blocks in first.blocks]
         for blocks, group in zip(held, groups, strict=True):

@@ -3,9 +3,13 @@
 import ast
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sparse_models import compressed_config, sparse_config
 from tiny_models import TINY, random_config, save, tiny_config, transformers_model
 
 import tokenspeed.models
@@ -17,6 +21,13 @@ from tokenspeed.recipes.safetensors_file import read_safetensors_header
 from tokenspeed.recipes.stored_weights import decoder_name
 
 FOLDER = Path(tokenspeed.models.__file__).parent
+
+CONFIGURATIONS: dict[str, Callable[[], Any]] = {
+    **{family: partial(tiny_config, family) for family in TINY},
+    **{family: partial(sparse_config, family) for family in ("deepseek_v32", "glm_moe_dsa")},
+    "deepseek_v4": partial(compressed_config, "all-kinds"),
+}
+"""Of each architecture with a decoder of its own, what makes a tiny one's."""
 
 
 def test_the_folder_holds_the_architectures_and_nothing_else() -> None:
@@ -81,11 +92,13 @@ def test_a_model_within_another_goes_by_its_own_names() -> None:
     assert not ignored.fullmatch("model.layers.0.self_attn.o_proj.weight")
 
 
-@pytest.mark.parametrize("family", MODELS)
+def test_every_decoder_has_a_tiny_configuration() -> None:
+    assert set(MODELS) - set(CONFIGURATIONS) == {"kimi_k25"}, "the decoder of Kimi K2.5 is deepseek_v3's"
+
+
+@pytest.mark.parametrize("family", CONFIGURATIONS)
 def test_every_layer_has_its_cache(family: str, tmp_path: Path) -> None:
-    if family not in TINY:
-        pytest.skip(f"{family} is another's decoder")
-    tiny_config(family).save_pretrained(tmp_path)
+    CONFIGURATIONS[family]().save_pretrained(tmp_path)
     config = read_model_config(ModelSource(kind="folder", path=str(tmp_path)))
     groups = architecture(family).cache_groups(config, granularity=32)
     assert len(groups_of_layers(groups)) == config.num_layers

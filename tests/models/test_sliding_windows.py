@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from equal_tokens import assert_greedy_equal
-from model_checks import TOLERANCE, check_prompt
-from plan_maker import FakePlan, PlanMaker, Request, collect, groups_of
-from tiny_models import REFERENCE, build, resolved, save, transformers_model
+from model_checks import TOLERANCE, check_prompt, greedy, run_all, step
+from plan_maker import PlanMaker, Request, groups_of
+from tiny_models import REFERENCE, build, prompt_of, resolved, save, transformers_model
 
-from tokenspeed.device.builder import POISON_VARIABLE, DeviceBuild
+from tokenspeed.device.builder import POISON_VARIABLE
 
 WINDOW = 24
 """Not a multiple of the granularity, 16, so that a window begins within a block."""
@@ -39,10 +38,6 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(POISON_VARIABLE, "1")
 
 
-def prompt_of(length: int) -> list[int]:
-    return [(7 * i * i + 3 * i) % 127 + 1 for i in range(length)]
-
-
 @pytest.mark.parametrize("kernels", [{}, REFERENCE], ids=["chosen", "reference"])
 def test_logits_and_greedy_tokens_past_the_window(pair: tuple[torch.nn.Module, Path], kernels: dict[str, str]) -> None:
     """Prompts within and beyond the window, in chunks shorter and longer than it; tokens far past it."""
@@ -55,27 +50,6 @@ def test_logits_and_greedy_tokens_past_the_window(pair: tuple[torch.nn.Module, P
             check_prompt(model, device, prompt_of(length), new_tokens=NEW_TOKENS, chunk=chunk)
     finally:
         device.handle.shutdown()
-
-
-def run_all(device: DeviceBuild, maker: PlanMaker, requests: list[Request]) -> None:
-    while active := [request for request in requests if not request.is_done]:
-        plan, starts = maker.plan(active)
-        step(device, plan, starts, active)
-
-
-def step(device: DeviceBuild, plan: FakePlan, starts: list, requests: list[Request]) -> None:  # type: ignore[type-arg]
-    result = device.handle.execute(plan, starts).result()  # type: ignore[arg-type]
-    assert not result.nan.any()
-    collect(plan, result, requests)
-
-
-def greedy(model: torch.nn.Module, prompt: list[int], count: int) -> tuple[list[int], np.ndarray]:
-    """The model's next ``count`` tokens and the logits [count, vocabulary] they are from."""
-    whole = list(prompt)
-    with torch.no_grad():
-        for _ in range(count):
-            whole.append(int(model(torch.tensor([whole])).logits[0, -1].argmax()))
-        return whole[len(prompt) :], model(torch.tensor([whole])).logits[0, len(prompt) - 1 : -1].numpy()
 
 
 def test_a_prefix_hit_needs_the_last_window_only(pair: tuple[torch.nn.Module, Path]) -> None:
@@ -107,7 +81,9 @@ def test_a_prefix_hit_needs_the_last_window_only(pair: tuple[torch.nn.Module, Pa
                 return again.output
 
             if request.output != tokens:
-                assert_greedy_equal(replay, request.prompt, tokens, logits, margin=TOLERANCE)
+                assert_greedy_equal(
+                    replay, request.prompt, tokens, logits[len(request.prompt) - 1 : -1].numpy(), margin=TOLERANCE
+                )
     finally:
         device.handle.shutdown()
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_checks import check_prompt
-from plan_maker import PlanMaker, Request, collect, groups_of
+from model_checks import check_prompt, run_all, step
+from plan_maker import PlanMaker, Request, groups_of
 from sparse_models import CASES, SPARSE, sparse_model
-from tiny_models import REFERENCE, build, resolved, save
+from tiny_models import REFERENCE, build, prompt_of, resolved, save
 
 from tokenspeed.device import builder
-from tokenspeed.device.builder import POISON_VARIABLE, DeviceBuild
+from tokenspeed.device.builder import POISON_VARIABLE
 from tokenspeed.device.cache_arena import ArenaLayout
 from tokenspeed.device.recorded import RecordedForwards
 from tokenspeed.models import architecture
@@ -37,18 +37,6 @@ Pairs = dict[str, tuple[torch.nn.Module, Path]]
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody wrote reads as NaN."""
     monkeypatch.setenv(POISON_VARIABLE, "1")
-
-
-def prompt_of(length: int) -> list[int]:
-    return [(7 * i * i + 3 * i) % 127 + 1 for i in range(length)]
-
-
-def run_all(device: DeviceBuild, maker: PlanMaker, requests: list[Request]) -> None:
-    while active := [request for request in requests if not request.is_done]:
-        plan, starts = maker.plan(active)
-        result = device.handle.execute(plan, starts).result()  # type: ignore[arg-type]
-        assert not result.nan.any()
-        collect(plan, result, active)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -96,8 +84,7 @@ def test_company_chunks_and_prefix_hits_change_no_bit(pairs: Pairs, case: str) -
 
         maker = PlanMaker(16, groups_of(device.specs))
         first = Request(prompt=prompt_of(50), row=1, max_new_tokens=20, chunk=32)
-        plan, starts = maker.plan([first])
-        collect(plan, device.handle.execute(plan, starts).result(), [first])  # type: ignore[arg-type]
+        step(device, *maker.plan([first]), [first])
         assert first.computed == 32
         held = [list(blocks) for blocks in first.blocks]
         second = Request(prompt=prompt_of(50), row=2, max_new_tokens=20, cached=32, blocks=held)

@@ -1,7 +1,12 @@
 """Tiny random models whose attention chooses what it reads, made by transformers."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from tiny_models import VOCABULARY
+
+if TYPE_CHECKING:
+    import transformers
 
 SPARSE = {
     "vocab_size": VOCABULARY,
@@ -42,14 +47,20 @@ CASES = {
 """By name, the prefix of transformers' classes and what differs from SPARSE."""
 
 
+def sparse_config(case: str) -> "transformers.PretrainedConfig":
+    """The configuration of one of CASES."""
+    import transformers
+
+    family, changes = CASES[case]
+    return getattr(transformers, f"{family}Config")(**{**SPARSE, **changes})
+
+
 def sparse_model(case: str) -> torch.nn.Module:
     """A random float32 model of one of CASES, the same at every call."""
     import transformers
 
-    family, changes = CASES[case]
     torch.manual_seed(7)
-    config = getattr(transformers, f"{family}Config")(**{**SPARSE, **changes})
-    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    model = getattr(transformers, f"{CASES[case][0]}ForCausalLM")(sparse_config(case))
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith("bias"):
             with torch.no_grad():
@@ -110,13 +121,19 @@ COMPRESSED_CASES: dict[str, dict[str, object]] = {
 """By name, what differs from COMPRESSED."""
 
 
+def compressed_config(case: str) -> "transformers.PretrainedConfig":
+    """The configuration of one of COMPRESSED_CASES."""
+    import transformers
+
+    return transformers.DeepseekV4Config(**{**COMPRESSED, **COMPRESSED_CASES[case]})
+
+
 def compressed_model(case: str) -> torch.nn.Module:
     """A random float32 DeepseekV4ForCausalLM of one of COMPRESSED_CASES, the same at every call."""
     import transformers
 
     torch.manual_seed(7)
-    config = transformers.DeepseekV4Config(**{**COMPRESSED, **COMPRESSED_CASES[case]})
-    model = transformers.DeepseekV4ForCausalLM(config)
+    model = transformers.DeepseekV4ForCausalLM(compressed_config(case))
     for name, parameter in model.named_parameters():
         if any(part in name for part in ("norm", "sinks", "position_bias", "base", "scale")):
             with torch.no_grad():

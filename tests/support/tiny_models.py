@@ -188,6 +188,11 @@ def save(model: torch.nn.Module, folder: Path) -> Path:
     return folder
 
 
+def prompt_of(length: int, start: int = 0) -> list[int]:
+    """Token ids below VOCABULARY, none of them 0; another sequence for each ``start``."""
+    return [(7 * i * i + 3 * i + 11 * start) % (VOCABULARY - 1) + 1 for i in range(length)]
+
+
 def random_config(**changes: object) -> str:
     """An HF-style configuration for ``random`` weights, as JSON text."""
     return json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", **_BASE, **changes})
