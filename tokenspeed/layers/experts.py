@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 
 from tokenspeed.layers.kernels import Kernel
-from tokenspeed.layers.mlp import GatedMlp, mlp_weights
+from tokenspeed.layers.mlp import MATRICES, GatedMlp, mlp_weights
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, WeightSpec, gate_before_up
-from tokenspeed.recipes.model_config import ExpertsConfig
+from tokenspeed.recipes.model_config import ExpertsConfig, ModelConfig
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.moe import Routing
 
@@ -23,7 +23,8 @@ class ExpertNames:
         expert: of one expert, with its number for {}.
         gate, up, down: of its matrices.
         correction: of the router's correction; "" where there is none.
-        shared: of the shared expert; ``shared_gate`` of its gate.
+        table: of the experts by token id, in layers that look them up.
+        shared: of the shared expert; ``shared_gate`` of its gate, ``shared_matrices`` of its gate, up and down.
         stacked: "": each expert has matrices of its own. Else all experts' lie in one tensor, gate and up together:
             "rows" [experts, outputs, inputs], "columns" [experts, inputs, outputs]; biases beside them, [experts,
             outputs].
@@ -37,8 +38,10 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     correction: str = "gate.e_score_correction_bias"
+    table: str = "gate.tid2eid"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
+    shared_matrices: tuple[str, str, str] = MATRICES
     stacked: Literal["", "rows", "columns"] = ""
     alternating: bool = False
 
@@ -47,16 +50,32 @@ class ExpertNames:
         return f"{place}.experts.{part}_proj" if self.stacked else f"{place}.experts.{part}"
 
 
+def experts_of(config: ModelConfig) -> ExpertsConfig:
+    """The experts; ValueError where the model has none."""
+    if config.experts is None:
+        raise ValueError(f"{config.architecture}: the configuration has no experts")
+    return config.experts
+
+
 def experts_weights(
-    experts: ExpertsConfig, place: str, hidden: int, ranks: Ranks, names: ExpertNames | None = None
+    experts: ExpertsConfig,
+    place: str,
+    hidden: int,
+    ranks: Ranks,
+    names: ExpertNames | None = None,
+    *,
+    looked_up: int = 0,
 ) -> list[WeightSpec]:
-    """Router, experts and shared expert at ``place``. Ranks share whole experts; the router is on all of them."""
+    """Router, experts and shared expert at ``place``. Ranks share whole experts; the router is on all of them.
+    ``looked_up``: the size of the vocabulary, in a layer whose experts are looked up by the token's id."""
     names = names or ExpertNames()
     count, inner = experts.count, experts.intermediate
     specs = [ranks.whole(f"{place}.{names.router}.weight", count, hidden)]
     if experts.biases:
         specs.append(ranks.whole(f"{place}.{names.router}.bias", count))
-    if experts.corrected:
+    if looked_up:
+        specs.append(ranks.whole(f"{place}.{names.table}", looked_up, experts.active, below=count))
+    elif experts.corrected:
         specs.append(ranks.whole(f"{place}.{names.correction}", count))
     if names.stacked:
         specs += _stacked_weights(experts, place, hidden, ranks, names)
@@ -67,7 +86,8 @@ def experts_weights(
         specs.append(ranks.rows(names.matrix(place, "gate_up"), count * 2 * inner, hidden, parts=gate_up))
         specs.append(ranks.rows(names.matrix(place, "down"), count * hidden, inner, parts=down))
     if experts.shared_intermediate:
-        specs += mlp_weights(f"{place}.{names.shared}", hidden, experts.shared_intermediate, ranks)
+        shared, inner = f"{place}.{names.shared}", experts.shared_intermediate
+        specs += mlp_weights(shared, hidden, inner, ranks, names=names.shared_matrices)
     if experts.shared_gate:
         specs.append(ranks.whole(f"{place}.{names.shared_gate}.weight", 1, hidden))
     return specs
@@ -91,7 +111,8 @@ def _stacked_weights(
 
 
 class Mixture:
-    """Three kernel calls a step, and four or six more where there is a shared expert."""
+    """Three kernel calls a step, and four or six more where there is a shared expert. ``looked_up``: the layer has its
+    experts by the token's id."""
 
     def __init__(
         self,
@@ -100,26 +121,20 @@ class Mixture:
         place: str,
         *,
         names: ExpertNames | None = None,
+        looked_up: bool = False,
     ) -> None:
         names = names or ExpertNames()
         kernels, workspace = parts.kernels, parts.workspace
-        routing = Routing(
-            experts=experts.count,
-            top_k=experts.active,
-            scoring=experts.scoring,
-            corrected=experts.corrected,
-            groups=experts.groups,
-            top_groups=experts.top_groups,
-            renormalise=experts.renormalise,
-            scale=experts.scale,
-        )
         matrices = parts.weights.matrices
         gate_up, down = names.matrix(place, "gate_up"), names.matrix(place, "down")
         # Which experts a token goes to must not hang on the rounding of the router's inputs.
         self._score = kernels.linear(
-            matrices[f"{place}.{names.router}.weight"], parts.maybe(f"{place}.{names.router}.bias"), exact=True
+            matrices[f"{place}.{names.router}.weight"],
+            parts.vector(f"{place}.{names.router}.bias") if experts.biases else None,
+            exact=True,
         )
-        self._route = kernels.route(routing, parts.vector(f"{place}.{names.correction}") if experts.corrected else None)
+        self._scale, self._table = experts.scale, parts.vector(f"{place}.{names.table}") if looked_up else None
+        self._route = kernels.table_route() if looked_up else _route_of(parts, experts, f"{place}.{names.correction}")
         self._experts = kernels.experts(
             matrices[gate_up],
             matrices[down],
@@ -133,7 +148,8 @@ class Mixture:
         self._shared: GatedMlp | None = None
         self._gate: Kernel | None = None
         if experts.shared_intermediate:
-            self._shared = GatedMlp(parts, f"{place}.{names.shared}", experts.shared_intermediate)
+            shared, inner = f"{place}.{names.shared}", experts.shared_intermediate
+            self._shared = GatedMlp(parts, shared, inner, names=names.shared_matrices, limit=experts.limit)
             self._shared_out = workspace.rows("shared", parts.config.hidden_size)
             self._add = kernels.add()
         if experts.shared_gate:
@@ -141,19 +157,23 @@ class Mixture:
             self._gate_out = workspace.rows("shared_gate", 1)
             self._apply_gate = kernels.sigmoid_gate()
 
-    def forward(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H]."""
-        tokens = x.shape[0]
-        logits, ids, weights = self._logits(tokens), self._ids(tokens), self._weights(tokens)
+    def forward(self, x: torch.Tensor, out: torch.Tensor, token_ids: torch.Tensor | None = None) -> None:
+        """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H], of the tokens int32 [T] where their experts are looked
+        up."""
+        count = x.shape[0]
+        logits, ids, weights = self._logits(count), self._ids(count), self._weights(count)
         self._score(x, logits)
-        self._route(logits, ids, weights)
+        if self._table is None:
+            self._route(logits, ids, weights)
+        else:
+            self._route(logits, token_ids, self._table, self._scale, ids, weights)
         self._experts(x, ids, weights, out)
         if self._shared is None:
             return
-        shared = self._shared_out(tokens)
+        shared = self._shared_out(count)
         self._shared.forward(x, shared)
         if self._gate is not None:
-            gate = self._gate_out(tokens)
+            gate = self._gate_out(count)
             self._gate(x, gate)
             self._apply_gate(shared, gate, shared)
         self._add(shared, out)
@@ -164,7 +184,23 @@ def _of_experts(parts: ModelParts, name: str, experts: ExpertsConfig) -> torch.T
     return parts.vector(name).view(experts.count, -1) if experts.biases else None
 
 
+def _route_of(parts: ModelParts, experts: ExpertsConfig, correction: str) -> Kernel:
+    routing = Routing(
+        experts=experts.count,
+        top_k=experts.active,
+        scoring=experts.scoring,
+        corrected=experts.corrected,
+        groups=experts.groups,
+        top_groups=experts.top_groups,
+        renormalise=experts.renormalise,
+        scale=experts.scale,
+    )
+    return parts.kernels.route(routing, parts.vector(correction) if experts.corrected else None)
+
+
 def _activation_of(experts: ExpertsConfig) -> GatedActivation:
-    if not experts.swiglu_limit:
-        return GatedActivation("silu")
-    return GatedActivation("clamped_swiglu", experts.swiglu_alpha, experts.swiglu_limit)
+    if experts.limit:
+        return GatedActivation("clamped_silu", limit=experts.limit)
+    if experts.swiglu_limit:
+        return GatedActivation("clamped_swiglu", experts.swiglu_alpha, experts.swiglu_limit)
+    return GatedActivation("silu")

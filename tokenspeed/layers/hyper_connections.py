@@ -1,4 +1,4 @@
-"""Layers over several residual streams (hyper-connections), and the experts of DeepSeek-V4 behind them."""
+"""Layers over several residual streams (hyper-connections)."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,10 @@ import torch
 
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.decoder import DecoderLayer, Mixer
-from tokenspeed.layers.experts import ExpertNames, experts_weights
+from tokenspeed.layers.experts import Mixture
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, WeightSpec
-from tokenspeed.recipes.model_config import ExpertsConfig, ModelConfig, StreamsConfig
-from tokenspeed_kernel.ops.activation import GatedActivation
-from tokenspeed_kernel.ops.moe import Routing
-
-NAMES = ExpertNames(gate="w1", up="w3", down="w2", correction="gate.bias")
+from tokenspeed.recipes.model_config import ModelConfig, StreamsConfig
 
 
 def streams_of(config: ModelConfig) -> StreamsConfig:
@@ -21,13 +17,6 @@ def streams_of(config: ModelConfig) -> StreamsConfig:
     if config.streams is None:
         raise ValueError(f"{config.architecture}: the configuration has no hyper-connections")
     return config.streams
-
-
-def experts_of(config: ModelConfig) -> ExpertsConfig:
-    """The experts; ValueError where the model has none."""
-    if config.experts is None:
-        raise ValueError(f"{config.architecture}: the configuration has no experts")
-    return config.experts
 
 
 def stream_weights(config: ModelConfig, place: str, ranks: Ranks) -> list[WeightSpec]:
@@ -52,82 +41,6 @@ def _mixing(prefix: str, rows: int, columns: int, scales: int, ranks: Ranks) -> 
         ranks.whole(f"{prefix}base", rows),
         ranks.whole(f"{prefix}scale", scales),
     ]
-
-
-def mixture_weights(config: ModelConfig, layer: int, place: str, ranks: Ranks) -> list[WeightSpec]:
-    """Router, experts and shared expert at ``place``; where experts are looked up, the table in the correction's
-    place."""
-    experts, hidden = experts_of(config), config.hidden_size
-    looked_up = layer in experts.table_layers
-    specs = [
-        spec
-        for spec in experts_weights(experts, place, hidden, ranks, NAMES)
-        if not (looked_up and spec.name.endswith(NAMES.correction)) and f".{NAMES.shared}." not in spec.name
-    ]
-    if looked_up:
-        specs.append(ranks.whole(f"{place}.gate.tid2eid", config.vocab_size, experts.active, below=experts.count))
-    shared, inner = f"{place}.{NAMES.shared}", experts.shared_intermediate
-    return [
-        *specs,
-        ranks.rows(f"{shared}.w1.weight", inner, hidden),
-        ranks.rows(f"{shared}.w3.weight", inner, hidden),
-        ranks.columns(f"{shared}.w2.weight", hidden, inner),
-    ]
-
-
-class ClampedMixture:
-    """Experts and a shared one, whose gate and up are clamped; chosen by the router, or looked up by the token's id."""
-
-    def __init__(self, parts: ModelParts, layer: int, place: str) -> None:
-        kernels, workspace, experts = parts.kernels, parts.workspace, experts_of(parts.config)
-        matrices, shared = parts.weights.matrices, f"{place}.{NAMES.shared}"
-        self._limit, self._scale = experts.limit, experts.scale
-        # Which experts a token goes to must not hang on the rounding of the router's inputs.
-        self._score = kernels.linear(matrices[f"{place}.gate.weight"], None, exact=True)
-        self._table: torch.Tensor | None = None
-        if layer in experts.table_layers:
-            self._table = parts.vector(f"{place}.gate.tid2eid")
-            self._route = kernels.table_route()
-        else:
-            routing = Routing(
-                experts=experts.count,
-                top_k=experts.active,
-                scoring=experts.scoring,
-                corrected=True,
-                renormalise=experts.renormalise,
-                scale=experts.scale,
-            )
-            self._route = kernels.route(routing, parts.vector(f"{place}.{NAMES.correction}"))
-        activation = GatedActivation("clamped_silu", limit=experts.limit)
-        self._experts = kernels.experts(
-            matrices[f"{place}.experts.gate_up"], matrices[f"{place}.experts.down"], None, None, activation
-        )
-        inner = experts.shared_intermediate
-        self._gate_up = parts.stacked([f"{shared}.w1", f"{shared}.w3"]).forward
-        self._down = parts.linear(f"{shared}.w2", "columns")
-        self._activate, self._add = kernels.clamped_silu(), kernels.add()
-        self._logits = workspace.rows("router", experts.count)
-        self._weights = workspace.rows("expert_weights", experts.active)
-        self._ids = workspace.integers("expert_ids", experts.active)
-        self._both = workspace.stacked("gate_up", ((inner,), (inner,)))
-        self._activated = workspace.rows("activated", inner)
-        self._shared_out = workspace.rows("shared", parts.config.hidden_size)
-
-    def forward(self, tokens: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H], of the tokens int32 [T]."""
-        count = x.shape[0]
-        logits, ids, weights = self._logits(count), self._ids(count), self._weights(count)
-        self._score(x, logits)
-        if self._table is None:
-            self._route(logits, ids, weights)
-        else:
-            self._route(logits, tokens, self._table, self._scale, ids, weights)
-        self._experts(x, ids, weights, out)
-        gate, up = self._gate_up(x, self._both(count))
-        activated, shared = self._activated(count), self._shared_out(count)
-        self._activate(gate, up, self._limit, activated)
-        self._down(activated, shared)
-        self._add(shared, out)
 
 
 class StreamMixer:
@@ -155,7 +68,7 @@ class StreamMixer:
 class HyperLayer(DecoderLayer):
     """Two blocks, each behind an RMS norm, over the residual streams float32 [T, N, H]."""
 
-    def __init__(self, parts: ModelParts, place: str, mixer: Mixer, mixture: ClampedMixture) -> None:
+    def __init__(self, parts: ModelParts, place: str, mixer: Mixer, mixture: Mixture) -> None:
         self.mixer = mixer
         self._mixture = mixture
         self._eps = parts.config.rms_norm_eps
@@ -179,7 +92,7 @@ class HyperLayer(DecoderLayer):
         self._before.spread(hidden, residual)
         self._between.gather(residual, hidden)
         self._rms_norm(hidden, self._middle_norm, self._eps, normed)
-        self._mixture.forward(batch.input_ids, normed, hidden)
+        self._mixture.forward(normed, hidden, batch.input_ids)
         self._between.spread(hidden, residual)
 
 

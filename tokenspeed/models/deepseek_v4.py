@@ -12,18 +12,19 @@ from tokenspeed.layers.compressed_attention import (
     compressed_attention_weights,
 )
 from tokenspeed.layers.decoder import Decoder, DecoderLayer, decoder_weights
+from tokenspeed.layers.experts import ExpertNames, Mixture, experts_of, experts_weights
 from tokenspeed.layers.hyper_connections import (
-    ClampedMixture,
     HyperLayer,
     StreamEnds,
     head_weights,
-    mixture_weights,
     stream_weights,
     streams_of,
 )
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, WeightSpec
 from tokenspeed.recipes.model_config import ModelConfig
+
+NAMES = ExpertNames(gate="w1", up="w3", down="w2", correction="gate.bias", shared_matrices=("w1", "w3", "w2"))
 
 
 def cache_groups(config: ModelConfig, *, granularity: int) -> tuple[CacheGroupSpec, ...]:
@@ -33,14 +34,15 @@ def cache_groups(config: ModelConfig, *, granularity: int) -> tuple[CacheGroupSp
 
 def weights(config: ModelConfig, *, rank: int, world: int) -> tuple[WeightSpec, ...]:
     """Names as the makers' checkpoints have them, whole shapes and shards, in the order of the forward."""
-    ranks = Ranks(rank=rank, world=world)
+    ranks, experts = Ranks(rank=rank, world=world), experts_of(config)
     specs: list[WeightSpec] = []
     for index in range(config.num_layers):
         place = f"model.layers.{index}"
         specs += stream_weights(config, place, ranks)
         specs += [ranks.whole(f"{place}.{name}_norm.weight", config.hidden_size) for name in ("attn", "ffn")]
         specs += compressed_attention_weights(config, index, f"{place}.attn", ranks)
-        specs += mixture_weights(config, index, f"{place}.ffn", ranks)
+        looked_up = config.vocab_size if index in experts.table_layers else 0
+        specs += experts_weights(experts, f"{place}.ffn", config.hidden_size, ranks, NAMES, looked_up=looked_up)
     return decoder_weights(config, ranks, [*specs, *head_weights(config, ranks)])
 
 
@@ -53,8 +55,11 @@ class Model(Decoder):
             self._ends = StreamEnds(parts)
             self._rms_norm = parts.kernels.rms_norm()
         place = f"model.layers.{index}"
-        mixer = CompressedAttention(parts, index, f"{place}.attn")
-        return HyperLayer(parts, place, mixer, ClampedMixture(parts, index, f"{place}.ffn"))
+        mixer, experts = CompressedAttention(parts, index, f"{place}.attn"), experts_of(parts.config)
+        looked_up = index in experts.table_layers
+        return HyperLayer(
+            parts, place, mixer, Mixture(parts, experts, f"{place}.ffn", names=NAMES, looked_up=looked_up)
+        )
 
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
         return compressed_attention_specs(self.config)
