@@ -121,19 +121,19 @@ COMPRESSED_CASES: dict[str, dict[str, object]] = {
 """By name, what differs from COMPRESSED."""
 
 
-def compressed_config(case: str) -> "transformers.PretrainedConfig":
-    """The configuration of one of COMPRESSED_CASES."""
+def compressed_config(case: str, **changes: object) -> "transformers.PretrainedConfig":
+    """The configuration of one of COMPRESSED_CASES with ``changes``."""
     import transformers
 
-    return transformers.DeepseekV4Config(**{**COMPRESSED, **COMPRESSED_CASES[case]})
+    return transformers.DeepseekV4Config(**{**COMPRESSED, **COMPRESSED_CASES[case], **changes})
 
 
-def compressed_model(case: str) -> torch.nn.Module:
+def compressed_model(case: str, **changes: object) -> torch.nn.Module:
     """A random float32 DeepseekV4ForCausalLM of one of COMPRESSED_CASES, the same at every call."""
     import transformers
 
     torch.manual_seed(7)
-    model = transformers.DeepseekV4ForCausalLM(compressed_config(case))
+    model = transformers.DeepseekV4ForCausalLM(compressed_config(case, **changes))
     for name, parameter in model.named_parameters():
         if any(part in name for part in ("norm", "sinks", "position_bias", "base", "scale")):
             with torch.no_grad():

@@ -1,7 +1,6 @@
 """How many bytes an engine's weights take: read from the headers of a checkpoint, no tensor is touched."""
 
 import math
-import re
 from pathlib import Path
 
 from tokenspeed.recipes.gguf_file import GgufError, GgufHeader, read_gguf_header
@@ -9,7 +8,7 @@ from tokenspeed.recipes.model_config import CheckpointError, ModelConfig, read_m
 from tokenspeed.recipes.resolved import ModelSource
 from tokenspeed.recipes.stored_weights import stored_weights
 
-_HEAD = r"lm_head\.weight"
+_HEAD = "lm_head.weight"
 _DENSE = ("F32", "F16", "BF16")
 
 
@@ -51,11 +50,8 @@ def _checkpoint_bytes(source: ModelSource, config: ModelConfig, converted: bool)
     (a vision encoder, layers that draft tokens)."""
     if source.kind == "gguf":
         return _gguf_bytes(_gguf_header(source.path), config)
-    unused = re.compile(
-        "|".join((*config.ignored_weights, *((_HEAD,) if config.tie_word_embeddings else ()))) or "(?!)"
-    )
-    stored = stored_weights(Path(source.path), config.quantization)
-    weights = [weight for name, weight in stored.items() if unused.fullmatch(name) is None]
+    stored = stored_weights(Path(source.path), config.quantization, config.ignored_weights)
+    weights = [weight for name, weight in stored.items() if not (config.tie_word_embeddings and name == _HEAD)]
     if converted:
         return sum(weight.resident_bytes for weight in weights)
     return sum(part.tensor.nbytes for weight in weights for part in weight.parts)

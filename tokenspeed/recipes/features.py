@@ -27,6 +27,7 @@ CPU_GROWTH = {
     "int8": 8.5 / 8,
     "fp8": 2.0,
     "mxfp4": 1.0,
+    "fp4": 132 / 128,  # DeepSeek-V4's own: experts as mxfp4, the rest fp8 in whole blocks
     "nvfp4": 5.0 / 4.5,
     "awq": 5.0 / 4,
     "gptq": 16.0 / 4,  # with scattered columns; else as int4

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tokenspeed.recipes.checkpoint_error import CheckpointError
 from tokenspeed.recipes.safetensors_file import SafetensorsTensor
-from tokenspeed.recipes.weight_scheme import Quantization, WeightScheme
+from tokenspeed.recipes.weight_scheme import BYTES, Quantization, WeightScheme
 
 FLOAT_DTYPES = ("F32", "BF16", "F16")
 """What a tensor that is not quantised may be."""
 
-_ELEMENTS = {"int8": "I8", "fp8": "F8_E4M3", "mxfp4": "U8", "nvfp4": "U8"}
+_ELEMENTS = {"int8": ("I8",), "fp8": ("F8_E4M3",), "mxfp4": BYTES, "nvfp4": BYTES}
 """What the elements are stored as where no word holds several."""
 
 _SCALES = {
@@ -50,10 +50,10 @@ def shape_of(
     """
     words = scheme.layout != "rows" or values.name.endswith("weight_packed")
     four_bit_floats = scheme.kind in ("mxfp4", "nvfp4")
-    expected = "I32" if words and not four_bit_floats else _ELEMENTS.get(scheme.kind)
+    expected = ("I32",) if words and not four_bit_floats else _ELEMENTS.get(scheme.kind, ())
     dimensions = 4 if values.name.endswith("_blocks") else 2
     if (
-        values.tensor.dtype != expected
+        values.tensor.dtype not in expected
         or len(values.shape) != dimensions
         or min(values.shape) < 1
         or (words and scheme.kind == "fp8")

@@ -6,6 +6,7 @@ fit each other is refused before anything is loaded, and the plan counts what wi
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,11 +29,15 @@ _DECODERS = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    # DeepSeek-V4's makers', who leave "model." away where they find it.
     "layers.": "model.layers.",
     "embed.weight": "model.embed_tokens.weight",
+    "model.embed.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
+    "model.head.weight": "lm_head.weight",
     "hc_head_": "model.hc_head.hc_",
+    "model.hc_head_": "model.hc_head.hc_",
 }
 
 _VALUES = ("weight_packed", "qweight", "blocks", "weight")
@@ -42,6 +47,8 @@ _PARTS = (
     "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_zero_point",
     "weight_shape", "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
 )  # fmt: skip
+_ALSO = {"scale": "weight_scale_inv"}
+"""What transformers calls a part that has another name in the checkpoint of a model's makers."""
 _FUSED = {"_blocks": "blocks", "_scales": "weight_scale"}
 """Endings by which the experts of gpt-oss, one tensor for all of a layer, have their parts."""
 
@@ -105,18 +112,25 @@ class _Module:
     parts: dict[str, StoredTensor] = field(default_factory=dict)
 
 
-def stored_weights(folder: Path, quantization: Quantization | None) -> dict[str, StoredWeight]:
-    """Every weight of the checkpoint in ``folder``, by the name that it has in a checkpoint of the decoder alone.
+def stored_weights(
+    folder: Path, quantization: Quantization | None, ignored: Sequence[str] = ()
+) -> dict[str, StoredWeight]:
+    """Every weight of the checkpoint in ``folder``, by the name that it has in a checkpoint of the decoder alone, but
+    for those whose name one of the regular expressions ``ignored`` matches: nobody looks at how they are stored.
 
     Raises CheckpointError, naming file and tensor, where a tensor is there twice or damaged, is stored in a way that
     cannot be read, or does not fit what ``quantization`` or its companions say.
     """
     weights: dict[str, StoredWeight] = {}
     modules: dict[str, _Module] = {}
-    for name, stored in _tensors(folder).items():
+    left_out = re.compile("|".join(ignored) or "(?!)")
+    tensors = {
+        name: stored for name, stored in _tensors(folder).items() if left_out.fullmatch(decoder_name(name)) is None
+    }
+    for name, stored in tensors.items():
         place, _, part = name.rpartition(".")
         fused = next((ending for ending in _FUSED if name.endswith(ending)), None)
-        if part in _PARTS or (part == "weight" and stored.tensor.dtype not in FLOAT_DTYPES):
+        if part in _PARTS or _is_quantised(stored, part, tensors.get(f"{place}.weight")):
             modules.setdefault(place, _Module(name=place, weight=f"{place}.weight")).parts[part] = stored
         elif fused and stored.tensor.dtype in ("U8", "F8_E8M0"):
             whole = name.removesuffix(fused)
@@ -133,7 +147,19 @@ def stored_weights(folder: Path, quantization: Quantization | None) -> dict[str,
                 f"{weight.values.path}: {name} is stored as {weight.values.tensor.dtype}; supported are "
                 f"{', '.join(FLOAT_DTYPES)}: use a checkpoint in one of them or a GGUF file"
             )
-    return {decoder_name(name): weight for name, weight in weights.items()}
+    return _by_decoder_name(weights)
+
+
+def _by_decoder_name(weights: dict[str, StoredWeight]) -> dict[str, StoredWeight]:
+    found: dict[str, StoredWeight] = {}
+    for name, weight in weights.items():
+        twin = found.setdefault(decoder_name(name), weight)
+        if twin is not weight:
+            raise CheckpointError(
+                f"{weight.values} is the weight that {twin.values} is too; the folder holds two versions of a "
+                "checkpoint: download it again"
+            )
+    return found
 
 
 def decoder_name(name: str) -> str:
@@ -166,6 +192,15 @@ def _check_size(path: Path, name: str, tensor: SafetensorsTensor) -> None:
         )
 
 
+def _is_quantised(stored: StoredTensor, part: str, weight: StoredTensor | None) -> bool:
+    """Whether the tensor whose name ends in ``part`` tells itself that it belongs to a quantised weight. ``weight``:
+    the one beside it; what is called a scale may be a weight of its own (of residual streams)."""
+    if part == "weight":
+        return stored.tensor.dtype not in FLOAT_DTYPES
+    beside = weight is not None and weight.tensor.dtype not in FLOAT_DTYPES
+    return part == "scale" and (beside or stored.tensor.dtype == "F8_E8M0")
+
+
 def _quantised(module: _Module, dense: StoredWeight | None, quantization: Quantization | None) -> StoredWeight:
     parts = module.parts
     some = next(iter(parts.values()))
@@ -187,7 +222,7 @@ def _quantised(module: _Module, dense: StoredWeight | None, quantization: Quanti
             f"{parts['weight_g_idx']} scatters the columns of a group; use a checkpoint with actorder 'weight', "
             "'static' or none"
         )
-    scheme = quantization.scheme_of(module.name)
+    scheme = quantization.scheme_of(module.name, values.tensor.dtype)
     if scheme is None:
         raise CheckpointError(
             f"{values} is stored as {values.tensor.dtype}, but no group of {quantization.where} names "
@@ -216,7 +251,7 @@ def _quantised(module: _Module, dense: StoredWeight | None, quantization: Quanti
 
 
 def _companion(module: _Module, part: str, values: StoredTensor) -> StoredTensor:
-    found = module.parts.get(part)
+    found = module.parts.get(part) or module.parts.get(_ALSO.get(part, part))
     if found is None:
         fused = next(
             (ending for ending, name in _FUSED.items() if values.name.endswith("_blocks") and name == part), ""

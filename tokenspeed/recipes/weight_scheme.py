@@ -18,6 +18,9 @@ BLOCKS: dict[str, tuple[int, int]] = {
 }
 """The blocked formats that matrices become: columns and bytes of a block. A test holds them equal to the kernels'."""
 
+BYTES = ("U8", "I8")
+"""What two floats of four bits are stored as; which of the two says nothing of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightScheme:
@@ -29,7 +32,7 @@ class WeightScheme:
         strategy: what shares a scale: everything ("tensor"), a row ("channel"), ``group`` columns of a row, or
             ``block`` (rows, columns).
         zero_points: whether each scale has a zero point: an element is (integer - zero point) * scale.
-        scale: the name of the scales beside the weight: "weight_scale", "weight_scale_inv" or "scales".
+        scale: the name of the scales beside the weight: "weight_scale", "weight_scale_inv", "scales" or "scale".
         layout: "rows": elements and scales lie row by row. "gptq" and "awq": they lie column by column, words of
             integers hold neighbours in a column, or in a row in the order 0, 2, 4, 6, 1, 3, 5, 7; zero points are
             always there.
@@ -91,19 +94,25 @@ class Quantization:
         method: "compressed-tensors", "fp8", "awq", "gptq", "mxfp4" or "modelopt".
         rules: (targets, scheme) in the order of the file; the first that names a module counts. A target is a class
             ("Linear"), a module's name, or a regular expression behind "re:".
+        of_bytes: the scheme of matrices whose elements are stored as bytes, whatever the rules say (DeepSeek-V4's
+            experts among projections in fp8); None: the rules count for them too.
     """
 
     where: str
     method: str
     rules: tuple[tuple[tuple[str, ...], WeightScheme], ...]
+    of_bytes: WeightScheme | None = None
 
     @property
     def block_columns(self) -> int:
         """Columns of a matrix that ranks cannot share out."""
         return max((BLOCKS[scheme.blocked][0] for _, scheme in self.rules if scheme.blocked), default=1)
 
-    def scheme_of(self, module: str) -> WeightScheme | None:
-        """The scheme of the module ("model.layers.0.mlp.up_proj"); None where no rule names it."""
+    def scheme_of(self, module: str, stored_as: str = "") -> WeightScheme | None:
+        """The scheme of the module ("model.layers.0.mlp.up_proj") whose elements are of the type ``stored_as``; None
+        where no rule names it."""
+        if self.of_bytes is not None and stored_as in BYTES:
+            return self.of_bytes
         kind = "Embedding" if module.endswith("embed_tokens") else "Linear"
         for targets, scheme in self.rules:
             if any(_names(target, module, kind) for target in targets):

@@ -24,7 +24,7 @@ def open_source(source: ModelSource, config: ModelConfig) -> WeightSource:
         return GgufSource(Path(source.path))
     if source.kind == "random":
         return RandomSource(seed=source.seed, dtype=config.dtype)
-    return SafetensorsSource(Path(source.path), config.quantization)
+    return SafetensorsSource(Path(source.path), config.quantization, config.ignored_weights)
 
 
 def load_weights(

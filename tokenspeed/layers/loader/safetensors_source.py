@@ -1,5 +1,6 @@
 """A folder of safetensors files, one or several with an index, quantised or not."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,11 +31,12 @@ _FORMATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16:
 
 class SafetensorsSource:
     """Weights as they lie in ``folder``: bfloat16, float16 and float32 matrices are read in place, quantised ones
-    become blocks or bfloat16 (see conversion.py), and what they are made of is given back to the system at once."""
+    become blocks or bfloat16 (see conversion.py), and what they are made of is given back to the system at once.
+    Tensors that match one of ``ignored`` are as if they were not there."""
 
-    def __init__(self, folder: Path, quantization: Quantization | None) -> None:
+    def __init__(self, folder: Path, quantization: Quantization | None, ignored: Sequence[str] = ()) -> None:
         self.where = str(folder)
-        self._weights = stored_weights(folder, quantization)
+        self._weights = stored_weights(folder, quantization, ignored)
         paths = {part.path for weight in self._weights.values() for part in weight.parts}
         self._files = {path: MappedFile(path) for path in sorted(paths)}
         self._converted = _ConvertedMemory(

@@ -21,7 +21,8 @@ class StoredMatrix:
     """The tensors of one quantised matrix [rows, columns].
 
     Attributes:
-        values: its elements: int32 words, int8, float8_e4m3fn, or uint8 with two floats of four bits in each.
+        values: its elements: int32 words, int8, float8_e4m3fn, or bytes of either sign with two floats of four bits in
+            each.
         scale, zero_point, order, whole: as the checkpoint has them; see StoredWeight.
         where: file and weight, for messages.
     """
@@ -137,9 +138,9 @@ def _awq_rows(words: torch.Tensor) -> torch.Tensor:
 
 
 def nibbles(values: torch.Tensor, rows: Range, columns: Range) -> torch.Tensor:
-    """uint8 [rows, columns] of four bits out of uint8 [rows, columns / 2], the low half first."""
+    """uint8 [rows, columns] of four bits out of bytes [rows, columns / 2] of either sign, the low half first."""
     first, last = columns[0] // 2, -(-columns[1] // 2)
-    stored = values[rows[0] : rows[1], first:last]
+    stored = values.view(torch.uint8)[rows[0] : rows[1], first:last]  # a negative int8 would draw its sign along
     skipped = columns[0] - 2 * first
     both = torch.stack([stored & 15, stored >> 4], dim=-1).flatten(1)
     return both[:, skipped : skipped + columns[1] - columns[0]].contiguous()

@@ -1,6 +1,7 @@
 """Decoders that attend to a window and to compressed entries: DeepSeek-V4."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tokenspeed.recipes.checkpoint_error import CheckpointError
@@ -15,6 +16,7 @@ from tokenspeed.recipes.model_config.types import (
     RopeConfig,
     StreamsConfig,
 )
+from tokenspeed.recipes.quantization import Quantization, WeightScheme, read_quantization
 
 WINDOW, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 _HASHED, _ROUTED = "hash_moe", "moe"
@@ -62,7 +64,25 @@ def deepseek_v4(fields: Fields, generation: Generation) -> ModelConfig:
             floor=fields.number("hc_eps", 1e-6),
         ),
         experts=_experts(fields, count),
+        quantization=_quantization(fields),
         ignored_weights=(r"(model\.)?mtp\..*",),
+    )
+
+
+def _quantization(fields: Fields) -> Quantization | None:
+    """Of the makers' checkpoints: scales are called "scale", and experts that are stored as bytes are MXFP4 in groups
+    of 32. ``expert_dtype`` says so, beside quantization_config or in it; the first copies do not say."""
+    found = read_quantization(fields.where, fields.values)
+    if found is None or found.method != "fp8":
+        return found
+    places = (fields, fields.part("quantization_config"))
+    for place in places:
+        place.refuse_unless("expert_dtype", ("fp4", "fp8"))
+    experts = WeightScheme(kind="mxfp4", strategy="group", group=32, scale="scale")
+    return replace(
+        found,
+        rules=tuple((targets, replace(scheme, scale="scale")) for targets, scheme in found.rules),
+        of_bytes=None if any(place.values.get("expert_dtype") == "fp8" for place in places) else experts,
     )
 
 
