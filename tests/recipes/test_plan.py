@@ -156,7 +156,15 @@ def test_bytes_for_a_person(count: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("stored", "growth"),
-    [("bfloat16", 1.0), ("int4", 1.125), ("int8", 1.0625), ("fp8", 2.0), ("mxfp4", 1.0), ("awq", 1.25)],
+    [
+        ("bfloat16", 1.0),
+        ("int4", 1.125),
+        ("int8", 1.0625),
+        ("fp8", 2.0),
+        ("mxfp4", 1.0),
+        ("fp4", 1.03125),
+        ("awq", 1.25),
+    ],
 )
 def test_weights_that_the_cpu_converts_count_as_what_they_become(
     recipes: Path, make_machine: MakeMachine, stored: str, growth: float

@@ -35,8 +35,8 @@ EXCHANGE_BYTES = 1 << 30
 DEFAULT_CONTEXT_BYTES = 700 << 20
 """What a device's runtime takes before anything of ours, where the hardware file does not say."""
 
-_EXPERTS_ALONE = frozenset({"int4", "mxfp4", "nvfp4", "w4a8", "w4a16"})
-"""Formats whose published checkpoints quantise the experts and leave everything else at two bytes a weight."""
+_BESIDE_EXPERTS = {"int4": 2, "mxfp4": 2, "nvfp4": 2, "w4a8": 2, "w4a16": 2, "fp4": 1}
+"""Bytes of a weight that is no expert's, in formats whose published checkpoints have experts in fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +80,8 @@ def weights_term(total: int, model: Dimensions | None, parallel: Parallel, store
         divisor = parallel.tp * parallel.pp
         return Term(name="weights", bytes=total // divisor, certainty="estimated", detail=f"a share of 1/{divisor}")
     count = count_parameters(model)
-    if stored in _EXPERTS_ALONE and count.experts:
-        sharded, replicated = 2 * count.sharded, 2 * count.replicated
+    if stored in _BESIDE_EXPERTS and count.experts:
+        sharded, replicated = (_BESIDE_EXPERTS[stored] * part for part in (count.sharded, count.replicated))
     else:
         sharded, replicated = (total * part // count.total for part in (count.sharded, count.replicated))
     experts = max(0, total - sharded - replicated)
