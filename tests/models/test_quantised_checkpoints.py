@@ -281,6 +281,21 @@ def stored_matrix(scheme: WeightScheme, values: torch.Tensor, scale: torch.Tenso
     )
 
 
+def test_a_name_counts_before_a_pattern_and_a_pattern_before_a_class() -> None:
+    """Whatever the order of the groups, as compressed-tensors has it: one group for all, others for some of them."""
+    groups = {}
+    for number, (target, bits) in enumerate([("Linear", 8), ("re:.*experts.*", 4), ("model.layers.0.experts.1", 8)]):
+        weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": 32 << number}
+        groups[f"group_{number}"] = {"targets": [target], "weights": weights}
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    quantization = read_quantization("config.json", {"quantization_config": config})
+    assert quantization is not None
+    for module, bits, group in (("attn", 8, 32), ("experts.0", 4, 64), ("experts.1", 8, 128)):
+        scheme = quantization.scheme_of(f"model.layers.0.{module}")
+        assert scheme is not None
+        assert (scheme.bits, scheme.group) == (bits, group), module
+
+
 def test_rows_are_put_into_order_while_they_are_converted(tmp_path: Path) -> None:
     weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(5))
     packed, order = mxfp4(weight), torch.randperm(96, generator=torch.Generator().manual_seed(6))

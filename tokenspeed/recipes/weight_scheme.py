@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 Kind = Literal["int4", "int8", "fp8", "mxfp4", "nvfp4"]
@@ -92,8 +93,8 @@ class Quantization:
     Attributes:
         where: the file, for messages.
         method: "compressed-tensors", "fp8", "awq", "gptq", "mxfp4" or "modelopt".
-        rules: (targets, scheme) in the order of the file; the first that names a module counts. A target is a class
-            ("Linear"), a module's name, or a regular expression behind "re:".
+        rules: (targets, scheme). A target is a module's name, a regular expression behind "re:", or a class ("Linear");
+            whatever the order of the rules, a name counts before an expression, and that before a class.
         of_bytes: the scheme of matrices whose elements are stored as bytes, whatever the rules say (DeepSeek-V4's
             experts among projections in fp8); None: the rules count for them too.
     """
@@ -114,13 +115,22 @@ class Quantization:
         if self.of_bytes is not None and stored_as in BYTES:
             return self.of_bytes
         kind = "Embedding" if module.endswith("embed_tokens") else "Linear"
-        for targets, scheme in self.rules:
-            if any(_names(target, module, kind) for target in targets):
-                return scheme
-        return None
+        return self._named.get(module) or self._matching(module) or self._named.get(kind)
 
+    def _matching(self, module: str) -> WeightScheme | None:
+        """The scheme of the first expression for how the module's name begins."""
+        return next((scheme for expression, scheme in self._expressions if expression.match(module)), None)
 
-def _names(target: str, module: str, kind: str) -> bool:
-    if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
-    return target in (module, kind)
+    @cached_property
+    def _named(self) -> dict[str, WeightScheme]:
+        """By name or class; there may be one for each of a hundred thousand modules."""
+        return {target: scheme for targets, scheme in reversed(self.rules) for target in targets}
+
+    @cached_property
+    def _expressions(self) -> tuple[tuple[re.Pattern[str], WeightScheme], ...]:
+        return tuple(
+            (re.compile(target.removeprefix("re:")), scheme)
+            for targets, scheme in self.rules
+            for target in targets
+            if target.startswith("re:")
+        )
