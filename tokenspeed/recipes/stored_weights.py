@@ -65,6 +65,10 @@ _NOT_NEEDED = (
 _TABLES = ".tid2eid"
 """Whole numbers that are no weights: the experts of each token."""
 
+_SMALL = ("_bias", "conv1d.weight", ".A_log", ".ape", "_fn")
+"""Endings of small numbers of several dimensions that models want as float32: what experts add, short convolutions and
+the decay of states, what positions within an entry add, what mixes residual streams."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StoredWeight:
@@ -94,9 +98,9 @@ class StoredWeight:
 
     @property
     def resident_bytes(self) -> int:
-        """What it takes in memory: a matrix as it is stored, or what a quantised one becomes; a vector, and the biases
-        of several experts, as float32, a table as int32."""
-        if len(self.shape) == 1 or self.values.name.endswith(("_bias", _TABLES)):
+        """What it takes in memory: a matrix as it is stored, or what a quantised one becomes; vectors and other small
+        numbers as float32, a table as int32."""
+        if len(self.shape) == 1 or self.values.name.endswith((*_SMALL, _TABLES)):
             return DTYPE_BYTES["F32"] * math.prod(self.shape)
         if self.scheme is None:
             return self.values.tensor.nbytes
