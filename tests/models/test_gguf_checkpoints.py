@@ -218,6 +218,7 @@ def test_the_configuration(small: Path) -> None:
     ("metadata", "words"),
     [
         ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "rotary scaling 'longrope'"),
+        ({"llama.rope.scaling.attn_factor": 1.5}, r"rope\.scaling\.attn_factor is 1\.5, supported is 1\.0"),
         ({"llama.expert_count": "8"}, "expert_count is '8'"),
     ],
 )
@@ -226,6 +227,17 @@ def test_what_would_have_to_be_ignored_is_refused(tmp_path: Path, metadata: dict
     write(transformers_model("llama"), path, "F32", family="llama", metadata=metadata)
     with pytest.raises(CheckpointError, match=words):
         read_model_config(source(path))
+
+
+def test_a_factor_of_attention_is_that_of_the_checkpoint_it_came_from(tmp_path: Path) -> None:
+    """Converters write what config.json calls attention_factor."""
+    path, place = tmp_path / "model.gguf", "llama.rope.scaling"
+    scaling = {f"{place}.type": "yarn", f"{place}.factor": 4.0, f"{place}.original_context_length": 64.0}
+    write(transformers_model("llama"), path, "F32", family="llama", metadata=scaling)
+    assert read_model_config(source(path)).rope.parameters["attention_factor"] == 0.0  # by the length, as always
+    factors = {f"{place}.yarn_attn_factor": 1.25, f"{place}.attn_factor": 1.0}
+    write(transformers_model("llama"), path, "F32", family="llama", metadata=scaling | factors)
+    assert read_model_config(source(path)).rope.parameters["attention_factor"] == 1.25
 
 
 def test_an_unsupported_quantisation_is_named(tmp_path: Path) -> None:

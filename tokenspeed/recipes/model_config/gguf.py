@@ -163,6 +163,7 @@ def _vocab_size(header: GgufHeader) -> int:
 def _rope(fields: Fields, *, share: float = 1.0, **own: float) -> RopeConfig:
     """Frequency factors of llama 3.1 and later lie in the tensor rope_freqs.weight, which the loader applies. ``own``:
     what the architecture knows of its scaling."""
+    fields.refuse_unless("rope.scaling.attn_factor", (1.0,))
     kind = str(fields.values.get("rope.scaling.type") or "none")
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 0.0))
     theta = fields.number("rope.freq_base", 10000.0)
@@ -171,6 +172,7 @@ def _rope(fields: Fields, *, share: float = 1.0, **own: float) -> RopeConfig:
         "original_max_position_embeddings": fields.values.get("rope.scaling.original_context_length"),
         "beta_fast": fields.values.get("rope.scaling.yarn_beta_fast"),
         "beta_slow": fields.values.get("rope.scaling.yarn_beta_slow"),
+        "attention_factor": fields.values.get("rope.scaling.yarn_attn_factor"),
         **own,
     }
     scaling = Fields(f"{fields.where}.rope.scaling", values)
