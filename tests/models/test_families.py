@@ -1,5 +1,5 @@
-"""Families with rules of their own (sinks, caps, norms behind blocks, partial rotary, latents, states) against
-transformers."""
+"""Every architecture, and what its checkpoints may have (sinks, caps, norms behind blocks, partial rotary, latents,
+states), against transformers."""
 
 import logging
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_checks import check_prompt
-from plan_maker import Request, groups_of, run
-from tiny_models import REFERENCE, build, resolved, save, transformers_model
+from model_checks import check_prompt, run_all, step
+from plan_maker import PlanMaker, Request, groups_of, run
+from tiny_models import REFERENCE, TINY, build, resolved, save, transformers_model
 
 from tokenspeed.device.builder import POISON_VARIABLE, DeviceBuild
 from tokenspeed.recipes.capacity import cache_shape
@@ -32,30 +32,25 @@ BY_KIND = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
 CASES: dict[str, tuple[str, dict[str, object]]] = {
+    **{family: (family, {}) for family in TINY},
     "gpt_oss": ("gpt_oss", {"rope_parameters": YARN, "attn_implementation": "eager"}),
     "glm4_moe": ("glm4_moe", {"attention_bias": True}),
     "glm4_moe-plain-heads": ("glm4_moe", {"use_qk_norm": False, "n_group": 2, "topk_group": 1}),
     "minimax_m2": ("minimax_m2", {"rotary_dim": 8}),
-    "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2-greedy": ("deepseek_v2", {"topk_method": "greedy", "q_lora_rank": None}),
     "glm4_moe_lite": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
-    "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3", {"rope_parameters": BY_KIND}),
     "gemma3-caps": ("gemma3", {"final_logit_softcapping": 2.0, "tie_word_embeddings": True}),
-    "mixtral": ("mixtral", {}),
     "mixtral-windows": ("mixtral", {"sliding_window": 12}),
-    "glm4": ("glm4", {}),
-    "mistral4": ("mistral4", {}),
-    "qwen3_next": ("qwen3_next", {}),
     "qwen3_next-some-dense": (
         "qwen3_next",
         {"mlp_only_layers": [1], "norm_topk_prob": False, "linear_conv_kernel_dim": 2},
     ),
     "qwen3_5": ("qwen3_5", {"tie_word_embeddings": True}),
-    "qwen3_5_moe": ("qwen3_5_moe", {}),
-    "kimi_linear": ("kimi_linear", {}),
     "kimi_linear-compressed": ("kimi_linear", {"q_lora_rank": 24, "num_expert_group": 1, "topk_group": 1}),
 }
+"""Every architecture of TINY by its own name, and what else its checkpoints may have."""
+
 CHUNK = 256
 """As much as states are kept apart."""
 
@@ -96,10 +91,27 @@ def alone(device: DeviceBuild) -> Iterator[list[int]]:
         yield run(device.handle, [request], granularity=16, groups=groups_of(device.specs))[0]
 
 
-def test_logits_greedy_tokens_chunks_and_company(
+def after_a_hit(device: DeviceBuild) -> list[int]:
+    """Of the whole prompt, by a request that goes on from what another has left of its first 32 tokens: of a full
+    history all blocks, of a window the last ones, of a state the state."""
+    groups, cached = groups_of(device.specs), 32
+    maker = PlanMaker(16, groups)
+    first = Request(prompt=PROMPT, row=1, max_new_tokens=20, chunk=cached)
+    step(device, *maker.plan([first]), [first])
+    held = []
+    for blocks, group in zip(first.blocks, groups, strict=True):
+        gone = max(0, cached - (group.window - 1)) // 16 if group.window else 0
+        held.append(blocks[-1:] if group.is_state else [0] * gone + blocks[gone:])
+    second = Request(prompt=PROMPT, row=2, max_new_tokens=20, cached=cached, blocks=held)
+    run_all(device, maker, [second])
+    return second.output
+
+
+def test_logits_greedy_tokens_chunks_company_and_hits(
     pair: tuple[torch.nn.Module, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernels that are chosen, past every window; neither chunks nor company change a token; steps are recorded."""
+    """The kernels that are chosen, past every window; neither chunks, company nor a prefix hit change a token; steps
+    are recorded."""
     model, folder = pair
     with caplog.at_level(logging.INFO, logger="tokenspeed.device.recorded"):
         device = build(resolved(folder, chunk=CHUNK, enforce="determinism"))
@@ -111,6 +123,7 @@ def test_logits_greedy_tokens_chunks_and_company(
         expected = list(alone(device))
         assert list(outputs(device, 64)) == expected
         assert list(outputs(device, 5)) == expected
+        assert after_a_hit(device) == expected[0]
     finally:
         device.handle.shutdown()
 
