@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "gemma3": ("gemma3", {"rope_parameters": BY_KIND}),
     "gemma3-caps": ("gemma3", {"final_logit_softcapping": 2.0, "tie_word_embeddings": True}),
     "mixtral-windows": ("mixtral", {"sliding_window": 12}),
+    "smollm3-windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 12, "mlp_bias": True}),
     "qwen3_next-some-dense": (
         "qwen3_next",
         {"mlp_only_layers": [1], "norm_topk_prob": False, "linear_conv_kernel_dim": 2},

@@ -71,6 +71,35 @@ def test_glm() -> None:
     assert read("Glm4MoeForCausalLM", **moe, partial_rotary_factor=0.25).rope.share == 0.25
 
 
+def test_smollm3() -> None:
+    """What is published has pretraining_tp 2 and says once more what no_rope_layer_interval says."""
+    published = {"num_hidden_layers": 8, "pretraining_tp": 2, "max_window_layers": 28, "tie_word_embeddings": None}
+    windows = {"use_sliding_window": False, "sliding_window": None}
+    config = read("SmolLM3ForCausalLM", **published, **windows, no_rope_layers=[1, 1, 1, 0] * 2, rope_theta=5000000.0)
+    assert (config.unturned_layers, config.sliding_layers, config.rope.theta) == ((3, 7), (), 5000000.0)
+    assert config.tie_word_embeddings
+    assert [config.rope_of(layer).kind for layer in (2, 3)] == ["default", "none"]
+    windows = {"use_sliding_window": True, "sliding_window": 16}
+    config = read("SmolLM3ForCausalLM", **published, **windows, no_rope_layer_interval=3)
+    assert (config.unturned_layers, config.sliding_layers, config.sliding_window) == ((2, 5), (2, 5), 16)
+    assert config.rope.theta == 2000000.0
+    config = read("SmolLM3ForCausalLM", **published, **windows, layer_types=["sliding_attention"] * 8)
+    assert (config.unturned_layers, len(config.sliding_layers)) == ((3, 7), 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"no_rope_layers": [1]}, r"no_rope_layers is \[1\]; it has a 1 for each of the 2 layers that rotates"),
+        ({"no_rope_layers": [1, 2]}, r"no_rope_layers is \[1, 2\]"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0, it should be at least 1"),
+    ],
+)
+def test_smollm3_refuses_layers_that_it_cannot_read(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read("SmolLM3ForCausalLM", **changes)
+
+
 def test_gemma_3_of_before_and_of_the_checkpoints_that_see() -> None:
     config = read(
         "Gemma3ForCausalLM",

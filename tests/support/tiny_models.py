@@ -147,6 +147,11 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
         "Gemma2ForCausalLM",
         {"sliding_window": 12, "attn_logit_softcapping": 1.5, "attn_implementation": "eager", "num_hidden_layers": 3},
     ),
+    "smollm3": (
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        {"num_hidden_layers": 5, "no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",

@@ -62,6 +62,8 @@ class GroupedQueryAttention:
         rope = rope or config.rope
         self._eps = config.rms_norm_eps
         self._cos_sin = parts.rotary(rope, dim)
+        # Where nothing is rotated, the table has one row, which turns by no angle, for every token.
+        self._no_positions = workspace.integers("no_positions") if rope.kind == "none" else None
         self.sinks = parts.maybe(f"{place}.sinks")
         q_norm, k_norm = (parts.maybe(f"{place}.{name}_norm.weight") for name in ("q", "k"))
         self._project: Callable[[torch.Tensor], Sequence[torch.Tensor]]
@@ -98,8 +100,9 @@ class GroupedQueryAttention:
         tokens = x.shape[0]
         q, k, v = self._project(x)
         q, gates = q[:, : self._queries], q[:, self._queries :]
+        positions = batch.positions if self._no_positions is None else self._no_positions(tokens)
         self._prologue(
-            q, k, v, batch.positions, self._cos_sin, self._q_norm, self._k_norm, self._eps,
+            q, k, v, positions, self._cos_sin, self._q_norm, self._k_norm, self._eps,
             self._k_cache, self._v_cache, batch.slots[self._group],
         )  # fmt: skip
         batch.attention[self._group].attend(self._place, q, self._heads(tokens))

@@ -42,6 +42,7 @@ MODELS = (
     "qwen3_5_moe",
     "qwen3_moe",
     "qwen3_next",
+    "smollm3",
 )
 """Architectures; each is a file of this folder."""
 

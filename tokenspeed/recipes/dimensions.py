@@ -141,9 +141,9 @@ class Dimensions(Strict):
     ``intermediate`` is that of the dense layers (0: there are none), ``quantisation_block`` the columns that share a
     scale: a rank's part of a quantised matrix must hold whole ones. ``by_position``: numbers that each position has in
     tables (cosines and sines, of every rotary embedding); 0: as many as one embedding of a whole head has.
-    ``unturned``: nothing is rotated, and the one row of the table is every position's. ``output_gate``: what attention
-    gives is gated element by element, by rows that the projection of the queries has besides. ``streams``:
-    residual streams of a token.
+    ``unturned``: layers that attend where nothing is rotated; one row of a table is every position's there.
+    ``output_gate``: what attention gives is gated element by element, by rows that the projection of the queries has
+    besides. ``streams``: residual streams of a token.
     """
 
     layers: Positive
@@ -169,12 +169,12 @@ class Dimensions(Strict):
     vision: Vision | None = None
     quantisation_block: Positive = 1
     by_position: Count = 0
-    unturned: bool = False
+    unturned: Count = 0
 
     @property
     def table_columns(self) -> int:
         """Numbers that a position has in tables."""
-        if self.unturned:
+        if self.unturned >= self.layers - (self.linear.layers if self.linear else 0):
             return 0
         if self.compression is not None:
             compressing = self.compression.sparse_layers + self.compression.heavy_layers
@@ -208,7 +208,7 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         experts=_experts(config),
         quantisation_block=1 if config.quantization is None else config.quantization.block_columns,
         by_position=_by_position(config),
-        unturned=config.rope.kind == "none",
+        unturned=sum(config.rope_of(layer).kind == "none" for layer in config.attending_layers),
     )
 
 
@@ -216,7 +216,7 @@ def _by_position(config: ModelConfig) -> int:
     if config.latent is not None:
         return config.latent.rotary + int(config.latent.growth > 0)
     kinds = {repr(config.rope_of(layer)): config.rope_of(layer) for layer in range(config.num_layers)}
-    return sum(rope.rotated(config.head_dim) for rope in kinds.values())
+    return sum(rope.rotated(config.head_dim) for rope in kinds.values() if rope.kind != "none")
 
 
 def _latent(config: ModelConfig) -> LatentAttention | None:

@@ -185,6 +185,7 @@ class ModelConfig:
         sliding_window: positions that a token sees in the layers ``sliding_layers``, its own the last of them; else 0.
         sliding_layers: indices of the layers with that window; all others see the whole sequence.
         sliding_rope: of the layers with the window, where it is not ``rope``.
+        unturned_layers: layers whose queries and keys are not rotated at all.
         sinks: whether each query head has a sink, one more score in its softmax that has no value.
         whole_norms: with ``qk_norm``: each norm is over all heads together, not over one.
         norm_offset: what is added to the weights of all norms.
@@ -222,6 +223,7 @@ class ModelConfig:
     sliding_window: int = 0
     sliding_layers: tuple[int, ...] = ()
     sliding_rope: RopeConfig | None = None
+    unturned_layers: tuple[int, ...] = ()
     sinks: bool = False
     whole_norms: bool = False
     norm_offset: float = 0.0
@@ -242,6 +244,8 @@ class ModelConfig:
 
     def rope_of(self, layer: int) -> RopeConfig:
         """The rotary embedding of a layer."""
+        if layer in self.unturned_layers:
+            return RopeConfig(kind="none")
         return self.sliding_rope if self.sliding_rope and layer in self.sliding_layers else self.rope
 
     @property

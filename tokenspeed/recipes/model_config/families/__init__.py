@@ -49,5 +49,6 @@ FAMILIES: dict[str, tuple[str, Reader]] = {
     "GlmMoeDsaForCausalLM": ("glm_moe_dsa", sparse.glm_moe_dsa),
     "Kimi_K25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
     "KimiK25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
+    "SmolLM3ForCausalLM": ("smollm3", dense.smollm3),
 }
 """Class name to our name of the architecture, which is transformers' model_type, and its reader."""

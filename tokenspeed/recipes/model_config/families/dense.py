@@ -3,6 +3,7 @@
 from tokenspeed.recipes.checkpoint_error import CheckpointError
 from tokenspeed.recipes.model_config.fields import Fields
 from tokenspeed.recipes.model_config.huggingface import Generation, decoder, read_windows
+from tokenspeed.recipes.model_config.rope import read_rope
 from tokenspeed.recipes.model_config.types import ModelConfig
 
 
@@ -49,3 +50,52 @@ def qwen3(fields: Fields, generation: Generation) -> ModelConfig:
         sliding_window=window,
         sliding_layers=sliding,
     )
+
+
+def smollm3(fields: Fields, generation: Generation) -> ModelConfig:
+    """SmolLM3: llama, of which some layers rotate nothing; where windows are asked for, these have them.
+
+    pretraining_tp, which published checkpoints have, says how the training was shared out and changes no number.
+    """
+    fields.refuse_unless("hidden_act", ("silu",))
+    fields.refuse_unless("partial_rotary_factor", (1, 1.0))
+    unturned = _unturned_layers(fields)
+    kinds = [
+        "sliding_attention" if _has_windows(fields) and layer in unturned else "full_attention"
+        for layer in range(fields.integer("num_hidden_layers"))
+    ]
+    given = {key: value for key, value in fields.values.items() if value is not None}
+    window, sliding = read_windows(
+        Fields(fields.where, {"layer_types": kinds, "sliding_window": None, **given}), allowed=True
+    )
+    return decoder(
+        fields,
+        generation,
+        "smollm3",
+        mlp_bias=fields.flag("mlp_bias", False),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", True),
+        rope=read_rope(fields, theta=2000000.0),
+        sliding_window=window,
+        sliding_layers=sliding,
+        unturned_layers=unturned,
+    )
+
+
+def _has_windows(fields: Fields) -> bool:
+    return fields.flag("use_sliding_window", False) and fields.values.get("sliding_window") is not None
+
+
+def _unturned_layers(fields: Fields) -> tuple[int, ...]:
+    """Those with a 0 in no_rope_layers; every no_rope_layer_interval-th where that is not given."""
+    layers, turned = fields.integer("num_hidden_layers"), fields.values.get("no_rope_layers")
+    if turned is None:
+        interval = fields.integer("no_rope_layer_interval", 4)
+        if interval < 1:
+            raise CheckpointError(f"{fields.where}: no_rope_layer_interval is {interval}, it should be at least 1")
+        return tuple(range(interval - 1, layers, interval))
+    if not isinstance(turned, list) or len(turned) < layers or any(value not in (0, 1) for value in turned):
+        raise CheckpointError(
+            f"{fields.where}: no_rope_layers is {turned!r}; it has a 1 for each of the {layers} layers that rotates "
+            "queries and keys, a 0 for each that does not"
+        )
+    return tuple(layer for layer in range(layers) if not turned[layer])
