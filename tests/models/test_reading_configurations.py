@@ -104,6 +104,7 @@ def test_end_of_sequence_ids_of_both_files(tmp_path: Path) -> None:
             "architecture MambaForCausalLM is not supported; nearest are LlamaForCausalLM, .*; supported are Llama",
         ),
         ({"architectures": [], "model_type": "mamba"}, "'mamba' is not supported"),
+        ({"architectures": [], "model_type": "qwen9_5_moe"}, "nearest are qwen3_5_moe, qwen3_moe, "),
         ({"hidden_size": "64"}, "hidden_size should be an integer, it is '64'"),
         ({"hidden_size": None}, "hidden_size should be an integer, it is None"),
         ({"num_hidden_layers": 0}, "num_layers is 0, it should be at least 1"),

@@ -99,7 +99,9 @@ def _reader(fields: Fields) -> Reader:
             if architecture in (model_type, model_type.removesuffix("_text")):
                 return reader
     asked = ", ".join(map(str, names)) or repr(model_type)
-    near = get_close_matches(str(names[0] if names else model_type), [*FAMILIES, *ARCHITECTURES.values()], 3, 0.6)
+    near = get_close_matches(
+        str(names[0] if names else model_type), {**FAMILIES, **dict.fromkeys(ARCHITECTURES.values())}, 3, 0.6
+    )
     nearest = f"nearest are {', '.join(near)}; " if near else ""
     raise CheckpointError(
         f"{fields.where}: architecture {asked} is not supported; {nearest}supported are {', '.join(FAMILIES)}"
