@@ -41,6 +41,10 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "gemma3": ("gemma3", {"rope_parameters": BY_KIND}),
     "gemma3-caps": ("gemma3", {"final_logit_softcapping": 2.0, "tie_word_embeddings": True}),
+    "ernie4_5_moe-some": (
+        "ernie4_5_moe",
+        {"moe_layer_interval": 2, "moe_num_shared_experts": 0, "moe_layer_end_index": 3},
+    ),
     "mixtral-windows": ("mixtral", {"sliding_window": 12}),
     "smollm3-windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 12, "mlp_bias": True}),
     "qwen3_next-some-dense": (

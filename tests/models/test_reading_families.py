@@ -100,6 +100,49 @@ def test_smollm3_refuses_layers_that_it_cannot_read(changes: dict[str, object], 
         read("SmolLM3ForCausalLM", **changes)
 
 
+def test_ernie_4_5() -> None:
+    """What is published has keys that say how to train and that layers draft tokens."""
+    published = {
+        "num_hidden_layers": 6,
+        "moe_num_experts": 64,
+        "moe_k": 4,
+        "moe_intermediate_size": 48,
+        "moe_capacity": [64, 64, 64],
+        "moe_gate": "topk",
+        "moe_use_aux_free": True,
+        "use_bias": False,
+        "use_rmsnorm": True,
+        "num_nextn_predict_layers": 1,
+        "rope_theta": 500000,
+    }
+    config = read("Ernie4_5_MoeForCausalLM", **published)
+    assert (config.rope.paired, config.rope.theta, config.rms_norm_eps) == (True, 500000.0, 1e-5)
+    assert config.experts is not None
+    assert config.experts.layers == (1, 2, 3, 4, 5)
+    assert (config.experts.count, config.experts.active, config.experts.shared_intermediate) == (64, 4, 96)
+    assert (config.experts.scoring, config.experts.corrected, config.experts.renormalise) == ("softmax", True, True)
+    assert config.ignored_weights == (r"model\.mtp_.*",)
+    some = {"moe_layer_start_index": 0, "moe_layer_end_index": 4, "moe_layer_interval": 2, "moe_num_shared_experts": 0}
+    config = read("Ernie4_5_MoeForCausalLM", **{**published, **some, "moe_use_aux_free": False})
+    assert config.experts is not None
+    assert (config.experts.layers, config.experts.shared_intermediate) == ((1, 3), 0)
+    assert not config.experts.corrected
+    assert read("Ernie4_5_MoeForCausalLM", **{**published, "moe_layer_start_index": 6}).experts is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_bias": True}, "use_bias is True, supported is False"),
+        ({"moe_gate": "top2_fused"}, "moe_gate is 'top2_fused', supported is 'topk'"),
+        ({"moe_layer_interval": 0}, "moe_layer_interval is 0, it should be at least 1"),
+    ],
+)
+def test_ernie_4_5_refuses_what_nobody_applies(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read("Ernie4_5_MoeForCausalLM", **changes)
+
+
 def test_gemma_3_of_before_and_of_the_checkpoints_that_see() -> None:
     config = read(
         "Gemma3ForCausalLM",

@@ -152,6 +152,17 @@ TINY: dict[str, tuple[str, str, dict[str, object]]] = {
         "SmolLM3ForCausalLM",
         {"num_hidden_layers": 5, "no_rope_layer_interval": 2, "tie_word_embeddings": True, "pad_token_id": 0},
     ),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeConfig",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "moe_intermediate_size": 48,
+            "moe_num_experts": 8,
+            "moe_k": 3,
+            "moe_layer_end_index": 2,
+        },
+    ),
     "gemma3": (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",

@@ -22,7 +22,7 @@ class ExpertNames:
         block: of the mixture itself, in its layer.
         expert: of one expert, with its number for {}.
         gate, up, down: of its matrices.
-        correction: of the router's correction; "" where there is none.
+        correction: of the router's correction; ``correction_row``: it is stored as [1, experts].
         table: of the experts by token id, in layers that look them up.
         shared: of the shared expert; ``shared_gate`` of its gate, ``shared_matrices`` of its gate, up and down.
         stacked: "": each expert has matrices of its own. Else all experts' lie in one tensor, gate and up together:
@@ -38,6 +38,7 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     correction: str = "gate.e_score_correction_bias"
+    correction_row: bool = False
     table: str = "gate.tid2eid"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
@@ -76,7 +77,8 @@ def experts_weights(
     if looked_up:
         specs.append(ranks.whole(f"{place}.{names.table}", looked_up, experts.active, below=count))
     elif experts.corrected:
-        specs.append(ranks.whole(f"{place}.{names.correction}", count))
+        row = (1, count) if names.correction_row else ()
+        specs.append(ranks.whole(f"{place}.{names.correction}", count, stored=row))
     if names.stacked:
         specs += _stacked_weights(experts, place, hidden, ranks, names)
     else:

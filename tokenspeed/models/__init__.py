@@ -22,6 +22,7 @@ MODELS = (
     "deepseek_v3",
     "deepseek_v32",
     "deepseek_v4",
+    "ernie4_5_moe",
     "gemma2",
     "gemma3",
     "glm4",

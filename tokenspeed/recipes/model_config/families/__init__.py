@@ -50,5 +50,6 @@ FAMILIES: dict[str, tuple[str, Reader]] = {
     "Kimi_K25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
     "KimiK25ForConditionalGeneration": ("kimi_k25", latent.kimi_k25),
     "SmolLM3ForCausalLM": ("smollm3", dense.smollm3),
+    "Ernie4_5_MoeForCausalLM": ("ernie4_5_moe", mixture.ernie4_5_moe),
 }
 """Class name to our name of the architecture, which is transformers' model_type, and its reader."""
