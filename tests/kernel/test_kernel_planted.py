@@ -47,6 +47,7 @@ OUTPUT_ARGUMENT = {
     "attention.mla_decode": 6,
     "attention.mla_decode_partial": 6,
     "attention.mla_extend": 7,
+    "attention.mla_extend_expanded": 6,
     "attention.mla_prologue": 6,
     "attention.mla_selected": 7,
     "attention.ragged": 6,

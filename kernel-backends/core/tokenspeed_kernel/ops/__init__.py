@@ -17,6 +17,7 @@ from tokenspeed_kernel.ops.gemm import bind_head_linear, bind_linear
 from tokenspeed_kernel.ops.hyper import bind_hyper
 from tokenspeed_kernel.ops.merge import bind_merge_partials
 from tokenspeed_kernel.ops.mla import bind_mla_prologue, bind_mla_read
+from tokenspeed_kernel.ops.mla_expanded import bind_mla_extend_expanded
 from tokenspeed_kernel.ops.moe import bind_experts, bind_route
 from tokenspeed_kernel.ops.norm import bind_fused_add_rms_norm, bind_rms_norm
 from tokenspeed_kernel.ops.quantize import bind_quantize_rows, bind_restore
@@ -53,6 +54,7 @@ __all__ = [
     "bind_linear",
     "bind_logprobs",
     "bind_merge_partials",
+    "bind_mla_extend_expanded",
     "bind_mla_prologue",
     "bind_mla_read",
     "bind_mla_selected",

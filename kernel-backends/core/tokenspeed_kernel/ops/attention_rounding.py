@@ -22,6 +22,14 @@ ACTIVATIONS_TRAIT = TraitDeclaration(
 )
 
 
+def allowed_rounding(activations: str | None) -> str:
+    """What a reader may round to: ``activations`` or, where it is None, what TOKENSPEED_KERNEL_ACTIVATIONS says, else
+    "float32"; ValueError for activations that attention does not know."""
+    if activations not in (None, "float32", ROUNDED):
+        raise ValueError(f"activations is {activations!r}; attention knows float32 and {ROUNDED}")
+    return activations or os.environ.get(ACTIVATIONS_VARIABLE) or "float32"
+
+
 def bind_reader(
     mode: str,
     kv_dtype: torch.dtype,
@@ -35,9 +43,7 @@ def bind_reader(
     so, else "float32". Where no kernel rounds over such a cache here, or the override names one that does not, nothing
     is rounded. Raises SelectionError where nothing fits, ValueError for other activations.
     """
-    if activations not in (None, "float32", ROUNDED):
-        raise ValueError(f"activations is {activations!r}; attention knows float32 and {ROUNDED}")
-    allowed = activations or os.environ.get(ACTIVATIONS_VARIABLE)
+    allowed = allowed_rounding(activations)
     signature = FormatSignature.of(input=FLOAT32, kv=dense(str(kv_dtype).removeprefix("torch.")))
     if allowed == ROUNDED:
         try:

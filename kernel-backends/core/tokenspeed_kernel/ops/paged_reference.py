@@ -23,7 +23,7 @@ class ScoreRules:
     sinks: torch.Tensor | None = None
 
 
-def _gather(cache: torch.Tensor, pages: torch.Tensor, first: int, stop: int) -> torch.Tensor:
+def gather(cache: torch.Tensor, pages: torch.Tensor, first: int, stop: int) -> torch.Tensor:
     """The positions first … stop-1 of cache [blocks, heads, g, D], float32 [heads, stop - first, D]; no other page is
     read."""
     heads, granularity, width = cache.shape[1:]
@@ -67,7 +67,7 @@ def attend_row(
     out, lse = torch.zeros(queries, query_heads, v_cache.shape[3]), torch.full((queries, query_heads), -torch.inf)
     if first >= stop or queries == 0:
         return out, lse
-    keys, values = _gather(k_cache, pages, first, stop), _gather(v_cache, pages, first, stop)
+    keys, values = gather(k_cache, pages, first, stop), gather(v_cache, pages, first, stop)
     scores = _scores(q, keys, torch.arange(seq_len - queries, seq_len), first, rules)
     unseen = torch.isneginf(scores).all(dim=-1).reshape(queries, query_heads)
     if rules.sinks is not None:
