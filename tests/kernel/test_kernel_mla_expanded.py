@@ -45,6 +45,7 @@ def test_expanded_is_the_absorbed_form_in_another_order():
         weight, HEADS, rotary_dim=ROTARY, plain_dim=PLAIN, kernel_page_size=PAGE, kv_dtype=torch.float32,
         override="reference",
     )  # fmt: skip
+    assert bound is not None
     bound(q, cache, table, starts, lengths, scale, found)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 

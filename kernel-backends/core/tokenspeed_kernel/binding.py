@@ -34,6 +34,11 @@ def binding_objective(objective: str) -> Iterator[None]:
         _objective.reset(token)
 
 
+def present_objective() -> str:
+    """The objective that bindings are chosen for here."""
+    return _objective.get()
+
+
 _recorded: ContextVar[list[Selection] | None] = ContextVar("tokenspeed_kernel_selections", default=None)
 
 

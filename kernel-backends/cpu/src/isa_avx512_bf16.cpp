@@ -7,6 +7,7 @@
 #include "kernels/linear_rounded.hpp"
 #include "kernels/key_tiles.hpp"
 #include "kernels/attention_rounded.hpp"
+#include "kernels/attention_expanded_rounded.hpp"
 
 namespace tokenspeed::avx512_bf16 {
 
@@ -15,5 +16,8 @@ const RoundedProducts kProducts = {rounded_stride, round_rows, linear_rounded};
 
 extern decltype(KernelTable::attend_rounded) const kAttend;
 decltype(KernelTable::attend_rounded) const kAttend = attend_rounded;
+
+extern const RoundedExpansion kExpansion;
+const RoundedExpansion kExpansion = {turned_halves, row_halves, turn_expanded, attend_turned};
 
 }  // namespace tokenspeed::avx512_bf16

@@ -14,5 +14,6 @@
 #include "kernels/prologue.hpp"
 #include "kernels/key_tiles.hpp"
 #include "kernels/attention.hpp"
+#include "kernels/attention_expanded.hpp"
 #include "kernels/index.hpp"
 #include "kernels/fill_table.hpp"

@@ -9,6 +9,7 @@
 
 #include "compressed.hpp"
 #include "drivers.hpp"
+#include "expanded.hpp"
 #include "head_linear.hpp"
 #include "index.hpp"
 #include "latent.hpp"
@@ -303,6 +304,7 @@ NB_MODULE(_native, m) {
     bind_sampling(m);
     bind_packed_matrix(m);
     bind_latent(m);
+    bind_expanded(m);
     bind_recurrent(m);
     bind_index(m);
     bind_compressed(m);

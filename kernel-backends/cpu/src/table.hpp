@@ -72,6 +72,29 @@ struct AttentionTile {
 // rows grown to whole vectors.
 constexpr int64_t wide_floats(int64_t key_dim, int64_t value_dim) { return kKeyTile * (key_dim + value_dim + 64); }
 
+// Keys and values of one head, side by side: what the latents of some neighbouring positions were expanded to.
+constexpr int64_t kExpandedKeys = 256;
+
+struct ExpandedKeys {
+    const float* keys;    // [count, key_dim]
+    const float* values;  // [count, value_dim]
+    int64_t key_dim;
+    int64_t value_dim;
+    int64_t begin;        // the first position, a multiple of kKeyTile
+    int64_t count;        // at most kExpandedKeys
+};
+
+// Attention over expanded keys with queries, keys, values and weights rounded to bfloat16.
+struct RoundedExpansion {
+    // Halves of memory that `turn` fills, and that it needs besides.
+    int64_t (*turned_halves)(int64_t key_dim, int64_t value_dim);
+    int64_t (*row_halves)(int64_t key_dim, int64_t value_dim);
+    // Rounds keys and values and lays them out for `attend`.
+    void (*turn)(const ExpandedKeys& expanded, uint16_t* rows, uint16_t* turned);
+    // As KernelTable::attend_expanded, over what was turned; the tile's `wide` is given.
+    void (*attend)(const ExpandedKeys& expanded, uint16_t* turned, const AttentionTile& tile, const AttentionState& state);
+};
+
 struct Prologue {
     float* q;
     const float* k;
@@ -211,6 +234,10 @@ struct KernelTable {
     // As `attend`, with queries and weights rounded to bfloat16; bfloat16 caches, `wide` given. Null where the set has none.
     void (*attend_rounded)(const Cache& cache, const AttentionTile& tile, int64_t split,
                            const AttentionState& state) = nullptr;
+
+    // Goes on with `state` over the expanded keys that a row sees; pages, kv_head, wide and selected are not looked at.
+    void (*attend_expanded)(const ExpandedKeys& expanded, const AttentionTile& tile, const AttentionState& state) = nullptr;
+    const RoundedExpansion* rounded_expansion = nullptr;  // null where the set has none
 };
 
 }  // namespace tokenspeed

@@ -28,6 +28,7 @@ extern const KernelTable kTable;
 namespace avx512_bf16 {
 extern const RoundedProducts kProducts;
 extern decltype(KernelTable::attend_rounded) const kAttend;
+extern const RoundedExpansion kExpansion;
 }
 namespace int8_avx2 {
 extern const Int8Products kProducts;
@@ -45,11 +46,13 @@ namespace {
 // A set's kernels with the products that are compiled apart, under the set's name.
 KernelTable composed(const KernelTable& kernels, const char* name, const Int8Products& int8,
                      const RoundedProducts* rounded = nullptr,
-                     decltype(KernelTable::attend_rounded) attend_rounded = nullptr) {
+                     decltype(KernelTable::attend_rounded) attend_rounded = nullptr,
+                     const RoundedExpansion* rounded_expansion = nullptr) {
     KernelTable table = kernels;
     table.name = name;
     table.rounded = rounded;
     table.attend_rounded = attend_rounded;
+    table.rounded_expansion = rounded_expansion;
     table.int8 = &int8;
     return table;
 }
@@ -63,7 +66,8 @@ const KernelTable* find(const char* name) {
         composed(avx2::kTable, "avx2", int8_avx2::kProducts),
         composed(avx512::kTable, "avx512", int8_avx512::kProducts),
         composed(avx512::kTable, "avx512_vnni", int8_avx512_vnni::kProducts),
-        composed(avx512::kTable, "avx512_bf16", int8_avx512_vnni::kProducts, &avx512_bf16::kProducts, avx512_bf16::kAttend),
+        composed(avx512::kTable, "avx512_bf16", int8_avx512_vnni::kProducts, &avx512_bf16::kProducts, avx512_bf16::kAttend,
+                 &avx512_bf16::kExpansion),
     };
     __builtin_cpu_init();
     // Each set needs what those before it need.

@@ -252,6 +252,31 @@ def mla_attend(
     lse: int,
     /,
 ) -> None: ...
+
+class UpProjection:
+    def __init__(self, format: str, rows: int, columns: int, data: int, heads: int) -> None: ...
+    def attend(
+        self,
+        q: int,
+        q_stride: int,
+        plain_dim: int,
+        rotary_dim: int,
+        type: KvType,
+        cache: int,
+        block_stride: int,
+        token_stride: int,
+        page_size: int,
+        page_table: int,
+        page_table_stride: int,
+        query_start: int,
+        lengths: int,
+        sequences: int,
+        scale: float,
+        rounded: bool,
+        out: int,
+        /,
+    ) -> None: ...
+
 def index_prologue(
     q: int,
     q_stride: int,

@@ -12,7 +12,7 @@ _mla_attend = _native.mla_attend
 _merge_partials = _native.merge_partials
 
 
-def _check_cache(latent_cache: torch.Tensor, width: int) -> None:
+def check_latent_cache(latent_cache: torch.Tensor, width: int) -> None:
     expect("latent_cache", latent_cache[:0], tuple(KV_TYPES), (0, 1, latent_cache.shape[2], width))
     if latent_cache.stride(3) != 1:
         raise KernelArgumentError(
@@ -32,7 +32,7 @@ def _check_prologue(
 ) -> None:
     tokens, heads, dim = q.shape
     rotary, latent = cos_sin.shape[1], latent_norm.shape[0]
-    _check_cache(latent_cache, latent + rotary)
+    check_latent_cache(latent_cache, latent + rotary)
     expect("q", q, torch.float32, (tokens, heads, dim), strided_rows=True)
     if dim < rotary:
         raise KernelArgumentError(f"q has heads of {dim} elements; the {rotary} that are rotated must be among them")
@@ -56,7 +56,7 @@ def _check_read(
     parts: tuple[int, ...] = (),
 ) -> None:
     tokens, heads, latent = q_latent.shape
-    _check_cache(latent_cache, latent + q_rope.shape[2])
+    check_latent_cache(latent_cache, latent + q_rope.shape[2])
     for name, q, width in (("q_latent", q_latent, latent), ("q_rope", q_rope, q_rope.shape[2])):
         expect(name, q[:0], torch.float32, (0, heads, width))
         if q.shape[0] != tokens or q.stride(2) != 1:

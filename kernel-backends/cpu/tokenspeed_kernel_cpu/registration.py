@@ -11,6 +11,7 @@ from tokenspeed_kernel.ops.gated_delta import DECAYS, DELTA_SIGNATURE
 from tokenspeed_kernel.ops.gated_norm import GATES
 from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
+from tokenspeed_kernel.ops.mla_expanded import expanded_signature
 from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.ops.rotary import ROTARY_SIGNATURE
@@ -27,6 +28,7 @@ from tokenspeed_kernel_cpu import (
     attention,
     compressed,
     elementwise,
+    expanded,
     gating,
     head_linear,
     int8_linear,
@@ -86,6 +88,10 @@ _ROUNDED_LINEAR = frozenset({linear_signature(BFLOAT16)})
 _INT8_LINEAR = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in int8_linear.FORMATS)
 _ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16))
 _ROUNDED_ATTENTION = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
+_EXPANDED = frozenset(
+    expanded_signature(kv, WEIGHT_FORMATS[name]) for kv in (FLOAT32, BFLOAT16, FLOAT16) for name in WEIGHTS
+)
+_ROUNDED_EXPANDED = frozenset(expanded_signature(BFLOAT16, WEIGHT_FORMATS[name]) for name in WEIGHTS)
 _NORM = frozenset({NORM_SIGNATURE})
 _ACTIVATION = frozenset({ACTIVATION_SIGNATURE})
 _SAMPLING = frozenset({SAMPLING_SIGNATURE})
@@ -132,6 +138,7 @@ _DELTA: dict[str, TraitBound] = {
     "decay": one_of(*DECAYS),
 }
 _LATENT_READ: dict[str, TraitBound] = {**_LATENT, PAGE_SIZE_TRAIT: MultipleOf(1)}
+_EXPANDED_READ: dict[str, TraitBound] = {**_LATENT_READ, "plain_dim": Range(1), "value_dim": Range(1)}
 _COMPRESSION: dict[str, TraitBound] = {
     "entry_dim": Range(2),
     "overlapping": one_of(False, True),
@@ -227,6 +234,16 @@ def register() -> None:
     _register("attention.mla_decode", latent.mla_decode, _ATTENTION, _LATENT_READ)
     _register("attention.mla_decode_partial", latent.mla_decode_partial, _ATTENTION, _LATENT_READ)
     _register("attention.mla_extend", latent.mla_extend, _ATTENTION, _LATENT_READ)
+    _register("attention.mla_extend_expanded", expanded.make_mla_extend_expanded, _EXPANDED, _EXPANDED_READ)
+    _register(
+        "attention.mla_extend_expanded",
+        expanded.make_rounded_mla_extend_expanded,
+        _ROUNDED_EXPANDED,
+        {**_EXPANDED_READ, "activations": one_of("bfloat16")},
+        solution=ROUNDED_SOLUTION,
+        features=frozenset({"avx512_bf16"}),
+        band=Band.SPECIALISED,
+    )
     _register(
         "attention.index_prologue",
         sparse.index_prologue,

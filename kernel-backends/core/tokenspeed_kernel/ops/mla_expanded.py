@@ -32,14 +32,14 @@ from collections.abc import Callable
 
 import torch
 
-from tokenspeed_kernel.binding import Bound, bind
+from tokenspeed_kernel.binding import Bound, bind, present_objective
 from tokenspeed_kernel.ops.attention_rounding import ACTIVATIONS_TRAIT, ROUNDED, allowed_rounding
 from tokenspeed_kernel.ops.paged_reference import gather
 from tokenspeed_kernel.ops.ragged import reference_ragged
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
-from tokenspeed_kernel.selection import SelectionError
+from tokenspeed_kernel.selection import SelectionError, choose
 from tokenspeed_kernel.signature import (
     BFLOAT16,
     FLOAT16,
@@ -131,11 +131,13 @@ def bind_mla_extend_expanded(
     kv_dtype: torch.dtype,
     activations: str | None = None,
     override: str | None = None,
-) -> Bound:
+    reference: bool = True,
+) -> Bound | None:
     """Chooses and makes ``fn(q, latent_cache, page_table, query_start, seq_lens, scale, out)`` for an up-projection.
 
-    ``activations``: as in attention_rounding.bind_reader. Raises SelectionError where nothing fits, ValueError where
-    the rows of the weight are no heads with a key of ``plain_dim`` and a value.
+    ``activations``: as in attention_rounding.bind_reader. ``reference``: whether the reference will do unasked; where
+    it will not, and nothing else can run, the answer is None. Raises SelectionError where nothing fits, ValueError
+    where the rows of the weight are no heads with a key of ``plain_dim`` and a value.
     """
     rows, latent = weight.shape
     if heads < 1 or rows % heads or rows // heads <= plain_dim:
@@ -157,4 +159,8 @@ def bind_mla_extend_expanded(
             return bind(*operation, {**traits, "activations": ROUNDED}, override=override, bound=bound)
         except SelectionError:
             pass  # nothing rounds here
+    if not reference:
+        found = choose(*operation, traits, override=override, objective=present_objective())
+        if found.spec.band is Band.REFERENCE and found.override is None:
+            return None
     return bind(*operation, traits, override=override, bound=bound)

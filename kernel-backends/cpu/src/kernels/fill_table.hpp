@@ -10,6 +10,7 @@ const KernelTable kTable = {
     gelu_tanh_and_mul,
     {causal_conv, gated_delta, gated_norm, sigmoid_gate, add_to},
     index_prologue, index_scores, store_entry,
+    nullptr, attend_expanded,
 };
 
 }  // namespace tokenspeed::TOKENSPEED_ISA
