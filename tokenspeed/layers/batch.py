@@ -46,7 +46,18 @@ class Attention(Protocol):
         ...
 
     def attend_latent(self, place: int, q_latent: torch.Tensor, q_rope: torch.Tensor, out: torch.Tensor) -> None:
-        """Of absorbed queries: float32 [T, heads, latent] and [T, heads, rotary]; writes ``out`` [T, heads, latent]."""
+        """Of absorbed queries: float32 [T, heads, latent] and [T, heads, rotary]; writes ``out`` [T, heads, latent].
+        Only the tokens of ``absorbed`` are read and written."""
+        ...
+
+    @property
+    def absorbed(self) -> Sequence[slice]:
+        """The tokens of a group of latents that attend absorbed, in order. The others have keys and values expanded."""
+        ...
+
+    def attend_expanded(self, place: int, kernel: Callable[..., None], q: torch.Tensor, out: torch.Tensor) -> None:
+        """Of those others: ``q`` float32 [T, heads, plain + rotary]; writes their tokens of ``out`` [T, heads, value]
+        by the layer's ``kernel``, see tokenspeed_kernel.ops.mla_expanded."""
         ...
 
     def select(self, place: int, q: torch.Tensor, weights: torch.Tensor, selected: torch.Tensor) -> None:

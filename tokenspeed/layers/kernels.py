@@ -7,7 +7,7 @@ import torch
 
 from tokenspeed.recipes.resolved import Activations
 from tokenspeed_kernel import ops
-from tokenspeed_kernel.binding import Bound
+from tokenspeed_kernel.binding import Bound, present_objective
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
 from tokenspeed_kernel.ops.moe import Routing
@@ -40,6 +40,7 @@ OPERATIONS = (
     "attention.mla_prologue",
     "attention.mla_decode",
     "attention.mla_extend",
+    "attention.mla_extend_expanded",
     "attention.index_prologue",
     "attention.index_select",
     "attention.mla_selected",
@@ -236,6 +237,37 @@ class KernelBinder:
             override=self._overrides.get(f"attention.{mode}"),
         )
         return self._keep(_reads(bound, page))
+
+    def mla_extend_expanded(
+        self,
+        weight: QuantizedTensor,
+        heads: int,
+        *,
+        rotary_dim: int,
+        plain_dim: int,
+        page: int,
+        kv_dtype: torch.dtype,
+    ) -> Kernel | None:
+        """``fn(q, latent_cache, page_table, query_start, seq_lens, scale, out)`` of an up-projection [heads * (plain +
+        value), latent], for blocks of ``page`` tokens; raises as attention_read does.
+
+        None where the reference alone can run and nobody asked for it; and under the objective determinism, where the
+        bits of a token must not hang on its chunk, as they do where long chunks are expanded and short ones not.
+        """
+        if present_objective() == "determinism":
+            return None
+        bound = ops.bind_mla_extend_expanded(
+            weight,
+            heads,
+            rotary_dim=rotary_dim,
+            plain_dim=plain_dim,
+            kernel_page_size=page,
+            kv_dtype=kv_dtype,
+            activations=self._attention_rounding(kv_dtype),
+            override=self._overrides.get("attention.mla_extend_expanded"),
+            reference=False,
+        )
+        return None if bound is None else self._keep(_reads(bound, page))
 
     def write_entries(self, *, entry_dim: int, kv_dtype: torch.dtype) -> Kernel:
         """``fn(x, cache, slots)``."""

@@ -1,15 +1,20 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), absorbed: queries go to the latents, heads come back.
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) in both its forms, over one cache of latents.
 
-The up-projection of keys and values is never applied to the cache: its key part is folded into the queries, its value
-part into what attention over the latents gives.
+Absorbed, queries go to the latents and heads come back: the key part of the up-projection is folded into the queries,
+its value part into what attention over the latents gives. Expanded, the up-projection makes keys and values of the
+latents. A pair of a query and a key costs a third then, a key before the tokens of a step much more: long chunks of
+prompts are expanded, short ones behind a long prefix and decoding tokens are absorbed (AttentionSpec.expands).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
+from tokenspeed.layers.decoder import DecoderLayer
+from tokenspeed.layers.kernels import Kernel
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.rotary import score_factor
 from tokenspeed.layers.weights import Ranks, WeightSpec, paired_rotary_rows
@@ -19,6 +24,10 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 LATENT_EPS = 1e-6
 """Of the norms of compressed query and latent: part of the architecture, whatever a configuration says of the other
 norms."""
+
+EXPANSION_COST = 1.0
+"""Of a multiply-add that expands a key, in multiply-adds of a pair: where expanded and absorbed were measured to take
+the same time (docs/design/attention-prologue.md)."""
 
 
 def latent_of(config: ModelConfig) -> LatentConfig:
@@ -57,17 +66,37 @@ def latent_attention_weights(config: ModelConfig, place: str, ranks: Ranks) -> l
     return specs
 
 
-def latent_attention_spec(config: ModelConfig) -> AttentionSpec:
-    """How a group of latents attends."""
+def latent_attention_spec(config: ModelConfig, layers: Sequence[DecoderLayer] = ()) -> AttentionSpec:
+    """How a group of latents attends; expanded where it pays and all latent attention of ``layers``, whose caches are
+    bound, can."""
     latent = latent_of(config)
     scale = (latent.plain + latent.rotary) ** -0.5 * score_factor(config.rope)
-    return AttentionSpec(backend="paged_mla", num_heads=config.num_heads, latent_dim=latent.latent, scale=scale)
+    mixers = [layer.mixer for layer in layers if isinstance(layer.mixer, LatentAttention)]
+    return AttentionSpec(
+        backend="paged_mla",
+        num_heads=config.num_heads,
+        latent_dim=latent.latent,
+        pairs_per_expansion=pairs_per_expansion(latent) if mixers and all(m.expands for m in mixers) else 0.0,
+        scale=scale,
+    )
+
+
+def pairs_per_expansion(latent: LatentConfig) -> float:
+    """See AttentionSpec: the multiply-adds that expand a key and its value, over those that a pair then has less; 0.0
+    where it has none less."""
+    key_and_value = latent.plain + latent.value
+    saved = 2 * latent.latent - key_and_value
+    return EXPANSION_COST * latent.latent * key_and_value / saved if saved > 0 else 0.0
 
 
 class LatentAttention:
-    """Eight kernel calls a step, two less where queries are not compressed, one more where they grow."""
+    """Eight kernel calls a step, two less where queries are not compressed, one more where they grow, or where a step
+    has both prompts that are expanded and other tokens.
 
-    def __init__(self, parts: ModelParts, place: str) -> None:
+    ``may_expand``: whether keys and values are expanded where that pays.
+    """
+
+    def __init__(self, parts: ModelParts, place: str, *, may_expand: bool = True) -> None:
         config, workspace, kernels = parts.config, parts.workspace, parts.kernels
         latent, heads = latent_of(config), config.num_heads
         plain, rotary, width = latent.plain, latent.rotary, latent.latent
@@ -89,9 +118,16 @@ class LatentAttention:
         self._query = parts.linear(f"{place}.{'q_b_proj' if latent.query_rank else 'q_proj'}", "rows")
         self._compress = parts.linear(f"{place}.kv_a_proj_with_mqa", "replicated")
         self._latent_norm = parts.vector(f"{place}.kv_a_layernorm.weight")
-        keys, values = split_up_projection(parts.weights.matrices[f"{place}.kv_b_proj.weight"], heads, latent)
+        up = parts.weights.matrices[f"{place}.kv_b_proj.weight"]
+        keys, values = split_up_projection(up, heads, latent)
         self._to_latent = kernels.head_linear(keys, heads)
         self._to_value = kernels.head_linear(values, heads)
+        self._bind_expanded: Callable[..., Kernel | None] | None = None
+        if may_expand and pairs_per_expansion(latent) > 0.0:
+            self._bind_expanded = partial(
+                kernels.mla_extend_expanded, up, heads, rotary_dim=rotary, plain_dim=plain, kv_dtype=parts.kv_dtype
+            )
+        self._expanded: Kernel | None = None
         self._output = parts.linear(f"{place}.o_proj", "columns")
         self._prologue = kernels.mla_prologue(
             latent_dim=width, rotary_dim=rotary, plain_dim=plain, kv_dtype=parts.kv_dtype
@@ -104,11 +140,18 @@ class LatentAttention:
         self._heads = workspace.rows("heads", heads, latent.value)
         self._flat_heads = workspace.rows("heads", heads * latent.value)
 
+    @property
+    def expands(self) -> bool:
+        """Whether there is a kernel that expands keys and values; none before the cache is bound."""
+        return self._expanded is not None
+
     def bind_cache(self, caches: Sequence[LayerCache]) -> None:
         """Gives the layer its part of the arena: the latents of one group."""
         (cache,) = caches
         self._group, self._place = cache.group, cache.place
         self._cache = cache.fields["latent"]
+        if self._bind_expanded is not None:
+            self._expanded = self._bind_expanded(page=self._cache.shape[2])
 
     def forward(self, batch: ForwardBatch, x: torch.Tensor, out: torch.Tensor) -> None:
         """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H], and the tokens' latents to the cache."""
@@ -129,21 +172,27 @@ class LatentAttention:
         )  # fmt: skip
         if self._growth is not None:
             self._scale_rows(self._flat_q(tokens), self._growth, batch.positions, self._flat_q(tokens))
-        q_latent, attended = self._q_latent(tokens), self._attended(tokens)
-        self._to_latent(q[..., : self._plain], q_latent)
-        self._attend(batch, x, q_latent, q[..., self._plain :], attended)
-        self._to_value(attended, self._heads(tokens))
+        self._attend(batch, x, q, self._heads(tokens))
         self._output(self._flat_heads(tokens), out)
 
     def _attend(
         self,
         batch: ForwardBatch,
         x: torch.Tensor,  # noqa: ARG002 - layers that choose what to attend to look at it
-        q_latent: torch.Tensor,
-        q_rope: torch.Tensor,
-        out: torch.Tensor,
+        q: torch.Tensor,
+        heads: torch.Tensor,
     ) -> None:
-        batch.attention[self._group].attend_latent(self._place, q_latent, q_rope, out)
+        """Writes ``heads`` float32 [T, heads, value] of ``q`` float32 [T, heads, plain + rotary]."""
+        tokens, plain, attention = q.shape[0], self._plain, batch.attention[self._group]
+        if self._expanded is not None:
+            attention.attend_expanded(self._place, self._expanded, q, heads)
+        q_latent, attended = self._q_latent(tokens), self._attended(tokens)
+        absorbed = attention.absorbed
+        for part in absorbed:
+            self._to_latent(q[part, :, :plain], q_latent[part])
+        attention.attend_latent(self._place, q_latent, q[..., plain:], attended)
+        for part in absorbed:
+            self._to_value(attended[part], heads[part])
 
 
 def split_up_projection(

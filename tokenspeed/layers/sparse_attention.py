@@ -99,7 +99,7 @@ class SparseLatentAttention(LatentAttention):
     """Latent attention over the tokens that the indexer of this layer, or of one before, chose."""
 
     def __init__(self, parts: ModelParts, layer: int, place: str) -> None:
-        super().__init__(parts, place)
+        super().__init__(parts, place, may_expand=False)
         index = index_of(parts.config)
         self._indexer = Indexer(parts, f"{place}.indexer") if layer in index.layers else None
         self._selected = parts.workspace.integers("selected", index.chosen)
@@ -112,16 +112,11 @@ class SparseLatentAttention(LatentAttention):
             (keys,) = (cache for cache in caches if "index_key" in cache.fields)
             self._indexer.bind_cache(keys)
 
-    def _attend(
-        self,
-        batch: ForwardBatch,
-        x: torch.Tensor,
-        q_latent: torch.Tensor,
-        q_rope: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        tokens = x.shape[0]
-        selected = self._selected(tokens)
+    def _attend(self, batch: ForwardBatch, x: torch.Tensor, q: torch.Tensor, heads: torch.Tensor) -> None:
+        tokens, plain = x.shape[0], self._plain
+        q_latent, attended, selected = self._q_latent(tokens), self._attended(tokens), self._selected(tokens)
+        self._to_latent(q[..., :plain], q_latent)
         if self._indexer is not None:
             self._indexer.forward(batch, x, self._compressed_query(tokens), selected)
-        batch.attention[self._group].attend_selected(self._place, q_latent, q_rope, selected, out, None)
+        batch.attention[self._group].attend_selected(self._place, q_latent, q[..., plain:], selected, attended, None)
+        self._to_value(attended, heads)

@@ -44,4 +44,4 @@ class Model(Decoder):
         return DecoderLayer(parts, place, mixer, make_feed_forward(parts, index, f"{place}.mlp", self.names))
 
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        return (latent_attention_spec(self.config),)
+        return (latent_attention_spec(self.config, self.layers),)

@@ -43,4 +43,4 @@ class Model(KeyValueDecoder):
         return make_hybrid_mixer(parts, index, attending=LatentAttention, linear=("self_attn", KimiDeltaAttention))
 
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        return (latent_attention_spec(self.config), state_attention_spec())
+        return (latent_attention_spec(self.config, self.layers), state_attention_spec())
