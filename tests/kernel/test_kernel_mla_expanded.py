@@ -34,13 +34,12 @@ def test_expanded_is_the_absorbed_form_in_another_order():
     q = torch.randn(11, HEADS, PLAIN + ROTARY, generator=generator)
     starts, lengths, scale = lens(0, 6, 11), lens(6, 15), 0.25
     to_latent = QuantizedTensor.from_dense(up[:, :PLAIN].transpose(1, 2).reshape(-1, PLAIN).contiguous(), "keys")
-    to_value = QuantizedTensor.from_dense(up[:, PLAIN:].reshape(-1, LATENT).contiguous(), "values")
+    weight = QuantizedTensor.from_dense(up.reshape(-1, LATENT), "up")
     q_latent, attended = torch.empty(2, 11, HEADS, LATENT)
     expected, found = torch.empty(2, 11, HEADS, VALUE)
-    make_reference_head_linear(to_latent, HEADS)(q[..., :PLAIN], q_latent)
+    make_reference_head_linear(to_latent, HEADS, 0)(q[..., :PLAIN], q_latent)
     reference_mla_extend(q_latent, q[..., PLAIN:], cache, table, starts, lengths, scale, attended)
-    make_reference_head_linear(to_value, HEADS)(attended, expected)
-    weight = QuantizedTensor.from_dense(up.reshape(-1, LATENT), "up")
+    make_reference_head_linear(weight, HEADS, PLAIN)(attended, expected)
     bound = bind_mla_extend_expanded(
         weight, HEADS, rotary_dim=ROTARY, plain_dim=PLAIN, kernel_page_size=PAGE, kv_dtype=torch.float32,
         override="reference",

@@ -345,8 +345,8 @@ def restore_in_bfloat16(q, scales, block, out):
     out.copy_(out.bfloat16())
 
 
-def make_head_linear_of_other_heads(weight, heads):
-    exact = make_reference_head_linear(weight, heads)
+def make_head_linear_of_other_heads(weight, heads, skipped):
+    exact = make_reference_head_linear(weight, heads, skipped)
     return lambda x, out: exact(x.roll(1, 1), out)
 
 

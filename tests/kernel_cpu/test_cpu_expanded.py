@@ -79,7 +79,6 @@ class Layer:
     def absorbed(self, q: torch.Tensor, starts: list[int], lengths: list[int]) -> torch.Tensor:
         rows = self.up.dequantize().view(self.heads, -1, self.latent)
         keys = rows[:, : self.plain].transpose(1, 2).reshape(-1, self.plain).contiguous()
-        values = rows[:, self.plain :].reshape(-1, self.latent).contiguous()
         q_latent, attended = torch.empty(2, q.shape[0], self.heads, self.latent)
         out = torch.full((q.shape[0], self.heads, self.value), torch.nan)
         ends = (torch.tensor(each, dtype=torch.int32) for each in (starts, lengths))
@@ -93,7 +92,7 @@ class Layer:
         )
         bind_head_linear(QuantizedTensor.from_dense(keys, "keys"), self.heads).fn(q[..., : self.plain], q_latent)
         extend.fn(q_latent, q[..., self.plain :], self.cache, self.table, *ends, SCALE, attended)
-        bind_head_linear(QuantizedTensor.from_dense(values, "values"), self.heads).fn(attended, out)
+        bind_head_linear(self.up, self.heads, skipped=self.plain).fn(attended, out)
         return out
 
 

@@ -107,6 +107,7 @@ def test_plans_are_those_of_the_real_model(pairs: Pairs, case: str) -> None:
     try:
         term = cpu_workspace_term(
             dimensions_of(config),
+            stored=config.dtype,
             chunk=settings.scheduler.chunk,
             max_seqs=settings.scheduler.max_seqs,
             positions=device.specs.max_model_len + settings.scheduler.overlap,

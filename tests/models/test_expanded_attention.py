@@ -87,7 +87,7 @@ def test_every_chunk_size_gives_the_numbers_of_transformers(
     pair: tuple[torch.nn.Module, Path], counted: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Expanded wherever there is a chunk, whatever it costs."""
-    monkeypatch.setattr(latent_attention, "EXPANSION_COST", 1e-9)
+    monkeypatch.setattr(latent_attention, "pairs_per_expansion", lambda latent: 1e-9)
     model, folder = pair
     expected = expected_logprobs(model)
     with started(folder, counted) as device:

@@ -140,7 +140,9 @@ def test_the_plan_counts_what_the_model_takes(pair: tuple[torch.nn.Module, Path]
     device = build(settings)
     device.handle.shutdown()
     positions = device.specs.max_model_len + settings.scheduler.overlap
-    planned = cpu_workspace_term(dimensions_of(model), chunk=chunk, max_seqs=seqs, positions=positions)
+    planned = cpu_workspace_term(
+        dimensions_of(model), stored=model.dtype, chunk=chunk, max_seqs=seqs, positions=positions
+    )
     assert planned.bytes == device.specs.workspace_bytes
     assert cache_shape(groups_of_model(model), "float32", granularity=16).facts == device.specs.groups
 

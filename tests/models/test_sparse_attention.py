@@ -134,6 +134,7 @@ def test_names_shapes_and_plans_are_those_of_the_real_model(pairs: Pairs, case: 
     try:
         term = cpu_workspace_term(
             dimensions_of(config),
+            stored=config.dtype,
             chunk=settings.scheduler.chunk,
             max_seqs=settings.scheduler.max_seqs,
             positions=device.specs.max_model_len + settings.scheduler.overlap,

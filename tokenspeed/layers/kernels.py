@@ -102,9 +102,11 @@ class KernelBinder:
         rounding = "float32" if exact else self._rounding(weight.format)
         return self._keep(ops.bind_linear(weight, bias, activations=rounding, override=override))
 
-    def head_linear(self, weight: QuantizedTensor, heads: int) -> Kernel:
-        """``fn(x float32 [T, heads, K], out float32 [T, heads, N])``."""
-        return self._keep(ops.bind_head_linear(weight, heads, override=self._overrides.get("gemm.head_linear")))
+    def head_linear(self, weight: QuantizedTensor, heads: int, *, skipped: int = 0) -> Kernel:
+        """``fn(x float32 [T, heads, K], out float32 [T, heads, N])``; the first ``skipped`` rows of a head are left
+        out."""
+        override = self._overrides.get("gemm.head_linear")
+        return self._keep(ops.bind_head_linear(weight, heads, skipped=skipped, override=override))
 
     def route(self, routing: Routing, correction: torch.Tensor | None) -> Kernel:
         """``fn(logits, ids, weights)``."""

@@ -25,10 +25,6 @@ LATENT_EPS = 1e-6
 """Of the norms of compressed query and latent: part of the architecture, whatever a configuration says of the other
 norms."""
 
-EXPANSION_COST = 1.0
-"""Of a multiply-add that expands a key, in multiply-adds of a pair: where expanded and absorbed were measured to take
-the same time (docs/design/attention-prologue.md)."""
-
 
 def latent_of(config: ModelConfig) -> LatentConfig:
     """The dimensions of latent attention; ValueError where the model has none."""
@@ -86,7 +82,7 @@ def pairs_per_expansion(latent: LatentConfig) -> float:
     where it has none less."""
     key_and_value = latent.plain + latent.value
     saved = 2 * latent.latent - key_and_value
-    return EXPANSION_COST * latent.latent * key_and_value / saved if saved > 0 else 0.0
+    return latent.latent * key_and_value / saved if saved > 0 else 0.0
 
 
 class LatentAttention:
@@ -119,9 +115,9 @@ class LatentAttention:
         self._compress = parts.linear(f"{place}.kv_a_proj_with_mqa", "replicated")
         self._latent_norm = parts.vector(f"{place}.kv_a_layernorm.weight")
         up = parts.weights.matrices[f"{place}.kv_b_proj.weight"]
-        keys, values = split_up_projection(up, heads, latent)
-        self._to_latent = kernels.head_linear(keys, heads)
-        self._to_value = kernels.head_linear(values, heads)
+        turned = parts.keep(turned_keys(up, heads, latent))
+        self._to_latent = kernels.head_linear(turned, heads)
+        self._to_value = kernels.head_linear(up, heads, skipped=plain)
         self._bind_expanded: Callable[..., Kernel | None] | None = None
         if may_expand and pairs_per_expansion(latent) > 0.0:
             self._bind_expanded = partial(
@@ -195,18 +191,15 @@ class LatentAttention:
             self._to_value(attended[part], heads[part])
 
 
-def split_up_projection(
-    weight: QuantizedTensor, heads: int, latent: LatentConfig
-) -> tuple[QuantizedTensor, QuantizedTensor]:
-    """The up-projection [heads * (plain + value), latent] as what takes queries to the latents, [heads * latent,
-    plain], and what takes the latents to values, [heads * value, latent].
+def turned_keys(weight: QuantizedTensor, heads: int, latent: LatentConfig) -> QuantizedTensor:
+    """The part of the up-projection [heads * (plain + value), latent] that makes keys as what takes queries to the
+    latents, [heads * latent, plain], a copy.
 
-    The first is a transpose, which blocks of a quantised format do not survive: it is kept in bfloat16 then.
+    It is a transpose, which blocks of a quantised format do not survive: it is kept in bfloat16 then.
     """
     head = latent.plain + latent.value
     rows = torch.arange(heads * head).view(heads, head)
-    values = weight.select_rows(rows[:, latent.plain :].reshape(-1))
     keys = weight.select_rows(rows[:, : latent.plain].reshape(-1))
     dense = keys.dequantize().to(torch.bfloat16) if keys.is_blocked else keys.plane
     turned = dense.view(heads, latent.plain, latent.latent).transpose(1, 2).reshape(-1, latent.plain).contiguous()
-    return QuantizedTensor.from_dense(turned, f"{weight.source}: transposed keys"), values
+    return QuantizedTensor.from_dense(turned, f"{weight.source}: transposed keys")

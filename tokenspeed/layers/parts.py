@@ -12,6 +12,7 @@ from tokenspeed.layers.shard import Shard, ShardKind
 from tokenspeed.layers.weights import LoadedWeights
 from tokenspeed.layers.workspace import Workspace
 from tokenspeed.recipes.model_config import LatentConfig, ModelConfig, RopeConfig
+from tokenspeed_kernel.quantized import QuantizedTensor
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class ModelParts:
     kv_dtype: torch.dtype
     max_positions: int
     _tables: dict[tuple[str, int, bool], torch.Tensor] = field(default_factory=dict)
+    _copies: list[QuantizedTensor] = field(default_factory=list)
 
     def vector(self, name: str) -> torch.Tensor:
         """The float weight ``name``; KeyError where the model has none."""
@@ -71,7 +73,12 @@ class ModelParts:
             self._tables[key] = 1 + latent.growth * torch.log(1 + turns)
         return self._tables[key]
 
+    def keep(self, weight: QuantizedTensor) -> QuantizedTensor:
+        """``weight``, a copy that a layer made of a loaded one, counted."""
+        self._copies.append(weight)
+        return weight
+
     @property
     def table_bytes(self) -> int:
-        """Bytes of all tables made so far."""
-        return sum(table.nbytes for table in self._tables.values())
+        """Bytes of all tables made, and copies of weights kept, so far."""
+        return sum(kept.nbytes for kept in (*self._tables.values(), *self._copies))

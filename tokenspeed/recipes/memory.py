@@ -91,8 +91,9 @@ def weights_term(total: int, model: Dimensions | None, parallel: Parallel, store
     return Term(name="weights", bytes=mine, certainty="estimated", detail=detail)
 
 
-def cpu_workspace_term(model: Dimensions, *, chunk: int, max_seqs: int, positions: int) -> Term:
-    """The buffers of a forward on the CPU, float32, and the tables of rotary embeddings."""
+def cpu_workspace_term(model: Dimensions, *, stored: str, chunk: int, max_seqs: int, positions: int) -> Term:
+    """The buffers of a forward on the CPU, float32, the tables of rotary embeddings, and what latent attention keeps
+    transposed besides the weights as they are ``stored``."""
     tokens, rows = chunk + max_seqs, max(max_seqs, LEAST_LOGIT_ROWS)
     values = tokens * (3 * model.hidden + _attention_values(model) + _feed_forward_values(model))
     if model.streams > 1:
@@ -101,7 +102,17 @@ def cpu_workspace_term(model: Dimensions, *, chunk: int, max_seqs: int, position
     if model.unturned:
         values += tokens + (model.head_dim if model.latent is None else model.latent.rotary)
     detail = f"{tokens} tokens a step, {rows} rows of logits"
-    return Term(name="workspace", bytes=4 * values, certainty="counted", detail=detail)
+    return Term(name="workspace", bytes=4 * values + _turned_bytes(model, stored), certainty="counted", detail=detail)
+
+
+def _turned_bytes(model: Dimensions, stored: str) -> int:
+    """The up-projection's part for keys, once more for absorbed queries: float32 where it is stored so, else in 16
+    bits."""
+    if model.latent is None:
+        return 0
+    layers = model.layers - (model.linear.layers if model.linear else 0)
+    width = 4 if effective_cache_type("auto", stored) == "float32" else 2
+    return layers * model.heads * model.latent.plain * model.latent.latent * width
 
 
 def _compressed_values(model: Dimensions, compression: Compression) -> int:

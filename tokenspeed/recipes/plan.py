@@ -240,6 +240,7 @@ def _cpu_terms(resolution: Resolution, facts: ModelFacts, longest: int) -> list[
         terms.append(
             cpu_workspace_term(
                 model,
+                stored=facts.stored,
                 chunk=keys.scheduler.chunk,
                 max_seqs=keys.scheduler.max_seqs,
                 positions=longest + keys.scheduler.overlap,

@@ -101,11 +101,12 @@ def _head_linear_workload(
     work = None
     if bound is None:
         n, k = int(traits["n"]), whole_blocks(signature["weight"], int(traits["k"]))
-        bound = {"weight": weight_of(signature["weight"], HEADS * n, k), "heads": HEADS}
+        bound = {"weight": weight_of(signature["weight"], HEADS * n, k), "heads": HEADS, "skipped": 0}
         work = _head_linear_work(signature, traits, phase)
     heads, (rows, k) = bound["heads"], bound["weight"].shape
-    arguments = (_random(ROWS[phase], heads, k), torch.empty(ROWS[phase], heads, rows // heads))
-    return Workload(f"[{ROWS[phase]}, {heads}, {k}] x [{rows}, {k}]", arguments, bound, work, cold=True)
+    n = rows // heads - bound["skipped"]
+    arguments = (_random(ROWS[phase], heads, k), torch.empty(ROWS[phase], heads, n))
+    return Workload(f"[{ROWS[phase]}, {heads}, {k}] x [{heads} x {n}, {k}]", arguments, bound, work, cold=True)
 
 
 register_workload("moe.experts", _experts_workload, _experts_work)

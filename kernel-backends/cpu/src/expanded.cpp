@@ -36,7 +36,7 @@ T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
-constexpr int64_t kMostQueries = 2048;   // of an item: bounds the states that it keeps
+constexpr int64_t kMostQueries = 2048;   // of an item: bounds the queries and states that it keeps
 constexpr int64_t kLeastQueries = 256;   // where items are cut smaller so that every thread has some
 constexpr int64_t kItemsEach = 2;        // for each thread
 
@@ -100,8 +100,8 @@ struct Room {
     float* products;    // what KernelTable::linear needs
     uint16_t* rows;     // what RoundedExpansion::turn needs, and fills
     uint16_t* turned;
-    float* queries;     // [kMaxTileRows, key]
-    float* wide;        // rounded queries
+    float* queries;     // [tokens, key], scaled; of one token where they are rounded
+    uint16_t* rounded;  // [tokens, …], the same rounded
     AttentionState state;
 
     Room(const Call& call, const KernelTable& table, int64_t tokens, Pieces& pieces) {
@@ -114,8 +114,8 @@ struct Room {
         const RoundedExpansion* expansion = call.rounded ? table.rounded_expansion : nullptr;
         rows = pieces.take<uint16_t>(expansion ? expansion->row_halves(call.key(), call.value) : 0);
         turned = pieces.take<uint16_t>(expansion ? expansion->turned_halves(call.key(), call.value) : 0);
-        queries = pieces.take<float>(kMaxTileRows * call.key());
-        wide = pieces.take<float>(expansion ? kMaxTileRows * (call.key() + 64) / 2 : 0);
+        queries = pieces.take<float>((expansion ? 1 : tokens) * call.key());
+        rounded = pieces.take<uint16_t>(expansion ? tokens * expansion->query_halves(call.key()) : 0);
         state.maximum = pieces.take<float>(tokens);
         state.sum = pieces.take<float>(tokens);
         state.accumulator = pieces.take<float>(tokens * call.value);
@@ -165,24 +165,34 @@ void expand(const Call& call, const KernelTable& table, const Item& item, const 
     if (call.rounded) table.rounded_expansion->turn(expanded, room.rows, room.turned);
 }
 
+// Scales the item's queries, and rounds them where they are to be.
+void take_queries(const Call& call, const KernelTable& table, const Item& item, const Room& room) {
+    const int64_t width = call.key();
+    for (int64_t t = 0; t < item.tokens; ++t) {
+        const float* source = call.q + (item.first_token + t) * call.q_stride + item.head * width;
+        float* target = room.queries + (call.rounded ? 0 : t * width);
+        for (int64_t i = 0; i < width; ++i) target[i] = source[i] * call.scale;
+        if (call.rounded) {
+            const RoundedExpansion& expansion = *table.rounded_expansion;
+            expansion.round_query(target, width, room.rounded + t * expansion.query_halves(width));
+        }
+    }
+}
+
 // Shows the expanded keys to the item's queries from `first` on, kMaxTileRows at most.
 void attend(const Call& call, const KernelTable& table, const Item& item, const ExpandedKeys& expanded, const Room& room,
             int64_t first) {
-    int64_t starts[kMaxTileRows], limits[kMaxTileRows];
+    static constexpr int64_t kStarts[kMaxTileRows] = {};
+    int64_t limits[kMaxTileRows];
     const int64_t rows = std::min(kMaxTileRows, item.tokens - first), width = call.key();
-    for (int64_t r = 0; r < rows; ++r) {
-        const float* source = call.q + (item.first_token + first + r) * call.q_stride + item.head * width;
-        for (int64_t i = 0; i < width; ++i) room.queries[r * width + i] = source[i] * call.scale;
-        starts[r] = 0;
-        limits[r] = item.first_limit + first + r;
-    }
-    const AttentionTile tile{room.queries, starts, limits, nullptr, rows, 0, width, call.value, room.wide, 0.0f};
+    for (int64_t r = 0; r < rows; ++r) limits[r] = item.first_limit + first + r;
+    const float* queries = call.rounded ? nullptr : room.queries + first * width;
+    const AttentionTile tile{queries, kStarts, limits, nullptr, rows, 0, width, call.value, nullptr, 0.0f};
     const AttentionState state{room.state.maximum + first, room.state.sum + first,
                                room.state.accumulator + first * call.value};
-    if (call.rounded)
-        table.rounded_expansion->attend(expanded, room.turned, tile, state);
-    else
-        table.attend_expanded(expanded, tile, state);
+    if (!call.rounded) return table.attend_expanded(expanded, tile, state);
+    const RoundedExpansion& expansion = *table.rounded_expansion;
+    expansion.attend(expanded, room.turned, tile, room.rounded + first * expansion.query_halves(width), state);
 }
 
 void run_item(const Call& call, const KernelTable& table, const Item& item) {
@@ -190,6 +200,7 @@ void run_item(const Call& call, const KernelTable& table, const Item& item) {
     Room(call, table, item.tokens, counted);
     Pieces pieces(scratch(counted.taken()));
     const Room room(call, table, item.tokens, pieces);
+    take_queries(call, table, item, room);
     std::fill_n(room.state.maximum, item.tokens, -std::numeric_limits<float>::infinity());
     std::fill_n(room.state.sum, item.tokens, 0.0f);
     std::fill_n(room.state.accumulator, item.tokens * call.value, 0.0f);

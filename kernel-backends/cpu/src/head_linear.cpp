@@ -18,6 +18,7 @@ constexpr int64_t kPieceFloats = 32768;  // results of a piece at most
 struct Call {
     const Weight& weight;
     int64_t heads;
+    int64_t skipped;
     HeadRows<const float> x;
     int64_t tokens;
     HeadRows<float> out;
@@ -28,7 +29,7 @@ struct Call {
 // Rows [begin, end) of a head for some tokens. Inputs and results of several tokens lie apart: they go through scratch.
 void multiply(const Call& call, int64_t head, int64_t begin, int64_t end, int64_t token, int64_t tokens) {
     const int64_t columns = call.weight.columns, rows = end - begin;
-    const int64_t first = head * (call.weight.rows / call.heads) + begin;
+    const int64_t first = head * (call.weight.rows / call.heads) + call.skipped + begin;
     const Weight part{call.weight.format, rows, columns, call.weight.row_bytes,
                       call.weight.data + first * call.weight.row_bytes, nullptr};
     if (tokens == 1) {
@@ -48,17 +49,18 @@ void multiply(const Call& call, int64_t head, int64_t begin, int64_t end, int64_
 
 }  // namespace
 
-void run_head_linear(const Weight& weight, int64_t heads, HeadRows<const float> x, int64_t tokens, HeadRows<float> out) {
-    const int64_t each = weight.rows / heads;
+void run_head_linear(const Weight& weight, int64_t heads, int64_t skipped, HeadRows<const float> x, int64_t tokens,
+                     HeadRows<float> out) {
+    const int64_t each = weight.rows / heads - skipped;
     if (tokens == 0 || each == 0) return;
     const KernelTable& table = kernels();
-    const Call call{weight, heads, x, tokens, out, table.linear_scratch(weight), table};
+    const Call call{weight, heads, skipped, x, tokens, out, table.linear_scratch(weight), table};
     // About a nanosecond a unit: a weight is unpacked once, and multiplied for each token.
-    const int threads = threads_for(static_cast<double>(weight.rows) * static_cast<double>(weight.columns) *
+    const int threads = threads_for(static_cast<double>(heads * each) * static_cast<double>(weight.columns) *
                                     (0.05 + 0.02 * static_cast<double>(tokens)));
     const int64_t together = std::min(tokens, kMostTokens);
     const int64_t most = std::max(kGrain, kPieceFloats / together / kGrain * kGrain);
-    const int64_t wanted = (weight.rows / (threads * kPiecesEach) / kGrain + 1) * kGrain;
+    const int64_t wanted = (heads * each / (threads * kPiecesEach) / kGrain + 1) * kGrain;
     const int64_t rows = std::min({each, most, wanted});
     const int64_t pieces = (each + rows - 1) / rows;
     parallel_for(heads * pieces, threads, [&](int64_t index) {

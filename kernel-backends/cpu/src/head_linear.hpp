@@ -16,7 +16,9 @@ struct HeadRows {
     T* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
 };
 
-// out[t, h] = rows [h * n, (h + 1) * n) of the weight times x[t, h], n being weight.rows / heads. Throws std::bad_alloc.
-void run_head_linear(const Weight& weight, int64_t heads, HeadRows<const float> x, int64_t tokens, HeadRows<float> out);
+// out[t, h] = the rows of head h, of which there are weight.rows / heads, without the first `skipped`, times x[t, h]. Throws
+// std::bad_alloc.
+void run_head_linear(const Weight& weight, int64_t heads, int64_t skipped, HeadRows<const float> x, int64_t tokens,
+                     HeadRows<float> out);
 
 }  // namespace tokenspeed

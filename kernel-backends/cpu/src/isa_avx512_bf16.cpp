@@ -18,6 +18,6 @@ extern decltype(KernelTable::attend_rounded) const kAttend;
 decltype(KernelTable::attend_rounded) const kAttend = attend_rounded;
 
 extern const RoundedExpansion kExpansion;
-const RoundedExpansion kExpansion = {turned_halves, row_halves, turn_expanded, attend_turned};
+const RoundedExpansion kExpansion = {turned_halves, row_halves, whole_vectors, round_query, turn_expanded, attend_turned};
 
 }  // namespace tokenspeed::avx512_bf16

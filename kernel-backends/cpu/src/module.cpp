@@ -75,10 +75,11 @@ public:
     }
 
     // Strides in elements; a head's elements lie together.
-    void multiply_heads(int64_t heads, Address x, int64_t x_token, int64_t x_head, int64_t tokens, Address out,
+    void multiply_heads(int64_t heads, int64_t skipped, Address x, int64_t x_token, int64_t x_head, int64_t tokens, Address out,
                         int64_t out_token, int64_t out_head) const {
-        run(kMany, [weight = weight_, heads, x, x_token, x_head, tokens, out, out_token, out_head] {
-            run_head_linear(weight, heads, {at<const float>(x), x_token, x_head}, tokens, {at<float>(out), out_token, out_head});
+        run(kMany, [weight = weight_, heads, skipped, x, x_token, x_head, tokens, out, out_token, out_head] {
+            run_head_linear(weight, heads, skipped, {at<const float>(x), x_token, x_head}, tokens,
+                            {at<float>(out), out_token, out_head});
         });
     }
 
@@ -268,8 +269,8 @@ NB_MODULE(_native, m) {
              "data"_a, "bias"_a)
         .def("multiply", &Matrix::multiply, "x"_a, "tokens"_a, "out"_a)
         .def("multiply_rounded", &Matrix::multiply_rounded, "x"_a, "tokens"_a, "out"_a)
-        .def("multiply_heads", &Matrix::multiply_heads, "heads"_a, "x"_a, "x_token"_a, "x_head"_a, "tokens"_a, "out"_a,
-             "out_token"_a, "out_head"_a)
+        .def("multiply_heads", &Matrix::multiply_heads, "heads"_a, "skipped"_a, "x"_a, "x_token"_a, "x_head"_a,
+             "tokens"_a, "out"_a, "out_token"_a, "out_head"_a)
         .def("multiply_tiled", &Matrix::multiply_tiled, "x"_a, "tokens"_a, "out"_a, "emulated"_a)
         .def("lookup", &Matrix::lookup, "ids"_a, "tokens"_a, "out"_a);
 

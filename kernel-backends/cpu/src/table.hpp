@@ -73,7 +73,7 @@ struct AttentionTile {
 constexpr int64_t wide_floats(int64_t key_dim, int64_t value_dim) { return kKeyTile * (key_dim + value_dim + 64); }
 
 // Keys and values of one head, side by side: what the latents of some neighbouring positions were expanded to.
-constexpr int64_t kExpandedKeys = 256;
+constexpr int64_t kExpandedKeys = 128;
 
 struct ExpandedKeys {
     const float* keys;    // [count, key_dim]
@@ -89,10 +89,14 @@ struct RoundedExpansion {
     // Halves of memory that `turn` fills, and that it needs besides.
     int64_t (*turned_halves)(int64_t key_dim, int64_t value_dim);
     int64_t (*row_halves)(int64_t key_dim, int64_t value_dim);
+    // Halves from one rounded query to the next.
+    int64_t (*query_halves)(int64_t key_dim);
+    void (*round_query)(const float* query, int64_t key_dim, uint16_t* out);
     // Rounds keys and values and lays them out for `attend`.
     void (*turn)(const ExpandedKeys& expanded, uint16_t* rows, uint16_t* turned);
-    // As KernelTable::attend_expanded, over what was turned; the tile's `wide` is given.
-    void (*attend)(const ExpandedKeys& expanded, uint16_t* turned, const AttentionTile& tile, const AttentionState& state);
+    // As KernelTable::attend_expanded, over what was turned, with the tile's queries rounded; tile.queries is not looked at.
+    void (*attend)(const ExpandedKeys& expanded, uint16_t* turned, const AttentionTile& tile, uint16_t* queries,
+                   const AttentionState& state);
 };
 
 struct Prologue {

@@ -22,7 +22,16 @@ class Matrix:
     def multiply(self, x: int, tokens: int, out: int) -> None: ...
     def multiply_rounded(self, x: int, tokens: int, out: int) -> None: ...
     def multiply_heads(
-        self, heads: int, x: int, x_token: int, x_head: int, tokens: int, out: int, out_token: int, out_head: int
+        self,
+        heads: int,
+        skipped: int,
+        x: int,
+        x_token: int,
+        x_head: int,
+        tokens: int,
+        out: int,
+        out_token: int,
+        out_head: int,
     ) -> None: ...
     def multiply_tiled(self, x: int, tokens: int, out: int, emulated: bool) -> None: ...
     def lookup(self, ids: int, tokens: int, out: int) -> None: ...

@@ -15,7 +15,7 @@ def _expect_heads(name: str, tensor: torch.Tensor, shape: tuple[int, int, int]) 
         expect(f"a head of {name}", tensor[0, 0], torch.float32, shape[2:])
 
 
-def make_head_linear(weight: QuantizedTensor, heads: int) -> Kernel:
+def make_head_linear(weight: QuantizedTensor, heads: int, skipped: int) -> Kernel:
     """``fn(x [T, heads, K], out [T, heads, N])``. Keeps the weight alive; holds no copy of it."""
     follow_torch()
     rows, columns = weight.shape
@@ -23,10 +23,20 @@ def make_head_linear(weight: QuantizedTensor, heads: int) -> Kernel:
 
     def check(x: torch.Tensor, out: torch.Tensor) -> None:
         _expect_heads("x", x, (x.shape[0], heads, columns))
-        _expect_heads("out", out, (x.shape[0], heads, rows // heads))
+        _expect_heads("out", out, (x.shape[0], heads, rows // heads - skipped))
 
     @checked(check)
     def head_linear(x: torch.Tensor, out: torch.Tensor, _alive: object = weight) -> None:
-        multiply(heads, x.data_ptr(), x.stride(0), x.stride(1), x.size(0), out.data_ptr(), out.stride(0), out.stride(1))
+        multiply(
+            heads,
+            skipped,
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            x.size(0),
+            out.data_ptr(),
+            out.stride(0),
+            out.stride(1),
+        )
 
     return head_linear

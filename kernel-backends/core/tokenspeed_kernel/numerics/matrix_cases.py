@@ -117,10 +117,10 @@ def linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iter
         yield _linear_case(f"inputs over sixteen decades, rounded to {activations}", x, random, None, activations)
 
 
-def _head_linear_case(name: str, x: torch.Tensor, spare: int, random: RandomWeight) -> Case:
+def _head_linear_case(name: str, x: torch.Tensor, spare: int, random: RandomWeight, skipped: int) -> Case:
     """x float32 [T, heads, K + spare], of which the first K are taken."""
     rows, heads = x.shape[:2]
-    n, k = random.weight.shape[0] // heads, random.weight.shape[1]
+    n, k = random.weight.shape[0] // heads - skipped, random.weight.shape[1]
 
     def run(fn: KernelFunction, buffers: Buffers, step: int) -> Outputs:
         out = buffers.output("out", (rows, heads, n + spare), torch.float32)
@@ -131,29 +131,30 @@ def _head_linear_case(name: str, x: torch.Tensor, spare: int, random: RandomWeig
         return {"out": out}
 
     def expect() -> dict[str, Expectation]:
-        values, sizes = (w.reshape(heads, n, k) for w in (random.values, random.magnitude))
+        values, sizes = (w.reshape(heads, -1, k)[:, skipped:] for w in (random.values, random.magnitude))
         exact, size = torch.full((2, rows, heads, n + spare), torch.nan, dtype=torch.float64)
         for head in range(heads):
             exact[:, head, :n] = x[:, head, :k].double() @ values[head].T
             size[:, head, :n] = x[:, head, :k].double().abs() @ sizes[head].T
         return {"out": Close(exact, UNIT_ROUNDOFF[torch.float32] * (k**0.5 + 8.0) * size)}
 
-    bound = {"weight": random.weight, "heads": heads}
+    bound = {"weight": random.weight, "heads": heads, "skipped": skipped}
     return Case(name, {"n": n, "k": k}, partial(run, step=rows), expect, bound, partial(run, step=1))
 
 
 def head_linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
-    """The products of latent attention, odd sizes, no rows, heads that lie among other elements."""
+    """The products of latent attention, odd sizes, no rows, heads that lie among other elements or rows."""
     format_name = _FORMAT_NAMES[signature["weight"]]
-    for name, rows, heads, n, k, spare in (
-        ("queries to latents", 3, 4, 64, 32, 16),
-        ("latents to values", 17, 3, 32, 96, 0),
-        ("no rows", 0, 2, 8, 32, 4),
-        ("odd sizes", 2, 5, 7, 37, 3),
+    for name, rows, heads, n, k, spare, skipped in (
+        ("queries to latents", 3, 4, 64, 32, 16, 0),
+        ("latents to values", 17, 3, 32, 96, 0, 48),
+        ("no rows", 0, 2, 8, 32, 4, 0),
+        ("odd sizes", 2, 5, 7, 37, 3, 2),
     ):
         k = k if format_name not in BLOCK_ELEMENTS else (k + 255) // 256 * 256
-        random = random_weight(format_name, heads * n, k, generator)
-        yield _head_linear_case(name, torch.randn(rows, heads, k + spare, generator=generator), spare, random)
+        random = random_weight(format_name, heads * (skipped + n), k, generator)
+        x = torch.randn(rows, heads, k + spare, generator=generator)
+        yield _head_linear_case(name, x, spare, random, skipped)
 
 
 def _lookup_case(name: str, weight: QuantizedTensor, ids: torch.Tensor, rows: Callable[[], torch.Tensor]) -> Case:

@@ -8,10 +8,12 @@ linear
     bits whatever T is.
 
 head_linear
-    Registered callable: a factory ``make(weight: QuantizedTensor, heads: int) -> fn``; weight [heads * N, K].
+    Registered callable: a factory ``make(weight: QuantizedTensor, heads: int, skipped: int) -> fn``; weight [heads *
+    (skipped + N), K], of which the first ``skipped`` rows of each head are left out.
     ``fn(x, out) -> None``: x float32 [T, heads, K], out float32 [T, heads, N]; rows and heads of both at any stride,
-    their elements dense; not overlapping. out[t, h] = weight[h * N : (h + 1) * N] @ x[t, h]. T may be 0. Latent
-    attention takes its plain queries to the latents by it and its output back (see mla.py).
+    their elements dense; not overlapping. out[t, h] = the head's last N rows @ x[t, h]. T may be 0. Latent attention
+    takes its plain queries to the latents by it and its output back (see mla.py), this by the up-projection as it
+    lies, in which a head's rows for keys come before those for values.
 
 Roles: input, weight, output. Traits: n, k (of head_linear, those of one head); linear has activations too.
 
@@ -69,7 +71,7 @@ HEAD_LINEAR = declare_operation(
             "n": size_trait("outputs of a head", 512),
             "k": size_trait("inputs of a head", 128),
         },
-        bound=("weight", "heads"),
+        bound=("weight", "heads", "skipped"),
         arguments="x [T, heads, K], out [T, heads, N]",
     )
 )
@@ -109,9 +111,11 @@ def make_reference_linear(
 
 
 @register_kernel(_reference_spec("head_linear"))
-def make_reference_head_linear(weight: QuantizedTensor, heads: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
+def make_reference_head_linear(
+    weight: QuantizedTensor, heads: int, skipped: int
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """gemm.head_linear by PyTorch."""
-    matrices = weight.dequantize().reshape(heads, weight.shape[0] // heads, weight.shape[1])
+    matrices = weight.dequantize().reshape(heads, weight.shape[0] // heads, weight.shape[1])[:, skipped:]
 
     def head_linear(x: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(torch.einsum("thk,hnk->thn", x, matrices))
@@ -158,19 +162,23 @@ def bind_linear(
     return bind("gemm", "linear", signature, {"n": n, "k": k}, override=override, bound=bound)
 
 
-def bind_head_linear(weight: QuantizedTensor, heads: int, *, override: str | None = None) -> Bound:
-    """Chooses and makes ``fn(x [T, heads, K] float32, out [T, heads, N] float32)`` for a weight [heads * N, K].
+def bind_head_linear(weight: QuantizedTensor, heads: int, *, skipped: int = 0, override: str | None = None) -> Bound:
+    """Chooses and makes ``fn(x [T, heads, K] float32, out [T, heads, N] float32)`` for a weight [heads * (skipped + N),
+    K], of which the first ``skipped`` rows of each head are left out.
 
-    Raises SelectionError where nothing takes the weight, ValueError where its rows do not divide into the heads.
+    Raises SelectionError where nothing takes the weight, ValueError where its rows do not divide into the heads, or a
+    head has fewer than are skipped.
     """
     rows, k = weight.shape
     if heads < 1 or rows % heads:
         raise ValueError(f"{weight.source}: {rows} rows do not divide into {heads} heads")
+    if not 0 <= skipped <= rows // heads:
+        raise ValueError(f"{weight.source}: {skipped} rows of a head cannot be skipped, it has {rows // heads}")
     return bind(
         "gemm",
         "head_linear",
         linear_signature(weight.tensor_format),
-        {"n": rows // heads, "k": k},
+        {"n": rows // heads - skipped, "k": k},
         override=override,
-        bound={"weight": weight, "heads": heads},
+        bound={"weight": weight, "heads": heads, "skipped": skipped},
     )

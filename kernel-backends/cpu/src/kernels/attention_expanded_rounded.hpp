@@ -48,10 +48,10 @@ void turn_expanded(const ExpandedKeys& expanded, uint16_t* rows, uint16_t* turne
     }
 }
 
-void attend_turned(const ExpandedKeys& expanded, uint16_t* turned, const AttentionTile& tile, const AttentionState& state) {
-    auto* queries = (uint16_t*)tile.wide;
-    const int64_t stride = whole_vectors(tile.key_dim);
-    for (int64_t r = 0; r < tile.rows; ++r) round_row(tile.queries + r * tile.key_dim, queries + r * stride, tile.key_dim);
+void round_query(const float* query, int64_t key_dim, uint16_t* out) { round_row(query, out, key_dim); }
+
+void attend_turned(const ExpandedKeys& expanded, uint16_t* turned, const AttentionTile& tile, uint16_t* queries,
+                   const AttentionState& state) {
     const int64_t end = smaller(tile.row_limits[tile.rows - 1], expanded.begin + expanded.count);
     Keys none;
     none.count = 0;
