@@ -3,7 +3,8 @@
 Absorbed, queries go to the latents and heads come back: the key part of the up-projection is folded into the queries,
 its value part into what attention over the latents gives. Expanded, the up-projection makes keys and values of the
 latents. A pair of a query and a key costs a third then, a key before the tokens of a step much more: long chunks of
-prompts are expanded, short ones behind a long prefix and decoding tokens are absorbed (AttentionSpec.expands).
+prompts are expanded, short ones behind a long prefix and decoding tokens are absorbed (AttentionSpec.expands). Both
+read the up-projection as it lies; absorbed queries need its part for keys transposed besides.
 """
 
 from collections.abc import Callable, Sequence

@@ -81,4 +81,4 @@ class ModelParts:
     @property
     def table_bytes(self) -> int:
         """Bytes of all tables made, and copies of weights kept, so far."""
-        return sum(kept.nbytes for kept in (*self._tables.values(), *self._copies))
+        return sum(table.nbytes for table in self._tables.values()) + sum(copy.nbytes for copy in self._copies)

@@ -1,11 +1,13 @@
 """Paged attention beside the machine's read bandwidth and torch's attention in the same run.
 
-    python bench/attention.py [--kinds gqa,mla,extend] [--contexts 512,4096,16384] [--batches 1,8] [--threads 2]
-                              [--activations float32,bfloat16]
+    python bench/attention.py [--kinds gqa,mla,extend,prefill] [--contexts 512,4096,16384] [--batches 1,8] [--threads 2]
+                              [--activations float32,bfloat16] [--prompts 512+0,2048+0,8192+0,128+2048,256+2048]
 
 Decode: the bytes of the cache that a call reads over its time, as GB/s and as share of the read bandwidth (torch's sum
 of memory, which needs two threads or more to be bound by memory), and the arithmetic, which is what limits latent
-attention: its many heads share one row of the cache. Extend: the arithmetic of a chunk of 256 behind a prefix.
+attention: its many heads share one row of the cache. Extend: the arithmetic of a chunk of 256 behind a prefix. Prefill:
+latent attention of a chunk + its prefix in both forms, from projected queries to values, beside torch, which expands
+keys and values by a product and attends to them (values as wide as keys, or its fast kernel would not take them).
 
 Torch computes scaled_dot_product_attention in bfloat16 on keys and values that were gathered beforehand and lie dense,
 the query heads of a group taken as rows, so that it too reads the keys once. The calls of a round walk different
@@ -21,11 +23,17 @@ from itertools import product
 
 import torch
 from linear import Action, shortest
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 import tokenspeed_kernel_cpu
-from tokenspeed_kernel.ops import bind_attention_decode, bind_attention_extend
+from tokenspeed_kernel.ops import (
+    bind_attention_decode,
+    bind_attention_extend,
+    bind_head_linear,
+    bind_mla_extend_expanded,
+)
 from tokenspeed_kernel.ops.mla import bind_mla_read
+from tokenspeed_kernel.quantized import QuantizedTensor
 
 PAGE = 64
 KV_DTYPE = torch.bfloat16
@@ -36,6 +44,8 @@ ROUNDS = 5
 GROUPED = ((32, 8, 128), (16, 8, 64))  # query heads, KV heads, elements of a head
 LATENT, ROTARY = 512, 64
 LATENT_HEADS = (16, 64, 128)
+PREFILL_HEADS, PLAIN, VALUE = 16, 128, 128
+LONG_PROMPT = 4096  # from here on a call takes seconds: two rounds
 
 
 @dataclass(frozen=True)
@@ -162,6 +172,55 @@ def grouped_extend(heads: tuple[int, int, int], prefix: int, activations: str, r
     )
 
 
+def latent_forms(tokens: int, prefix: int, activations: str) -> dict[str, Sequence[Action]]:
+    """Expanded, absorbed with its products, torch; short calls several times in a row, for torch's threads still spin
+    for a while when the next one begins."""
+    heads, context, width = PREFILL_HEADS, prefix + tokens, LATENT + ROTARY
+    held = sequences(1, 1, width, 1, context)
+    cache, table, scale = held.arena[:, 0], held.tables[0], (PLAIN + ROTARY) ** -0.5
+    rows = (torch.randn(heads, PLAIN + VALUE, LATENT) * LATENT**-0.5).to(KV_DTYPE)
+    up = QuantizedTensor.from_dense(rows.flatten(0, 1), "up-projection")
+    turned = QuantizedTensor.from_dense(rows[:, :PLAIN].transpose(1, 2).flatten(0, 1).contiguous(), "its keys")
+    sizes = {"rotary_dim": ROTARY, "kernel_page_size": PAGE, "kv_dtype": KV_DTYPE, "activations": activations}
+    expand = bind_mla_extend_expanded(up, heads, plain_dim=PLAIN, **sizes)
+    extend = bind_mla_read("mla_extend", latent_dim=LATENT, **sizes)
+    to_latent, to_value = bind_head_linear(turned, heads), bind_head_linear(up, heads, skipped=PLAIN)
+    q, out = torch.randn(tokens, heads, PLAIN + ROTARY), torch.empty(tokens, heads, VALUE)
+    q_latent, attended = torch.empty(2, tokens, heads, LATENT)
+    starts = torch.tensor([0, tokens], dtype=torch.int32)
+    dense, chunk = held.dense(0, 0)[0, 0], q.to(KV_DTYPE).transpose(0, 1).unsqueeze(0).contiguous()
+    mask = torch.arange(context) <= prefix + torch.arange(tokens).unsqueeze(1)
+    masked = {"is_causal": True} if prefix == 0 else {"attn_mask": mask}
+
+    def absorbed() -> None:
+        to_latent.fn(q[..., :PLAIN], q_latent)
+        extend.fn(q_latent, q[..., PLAIN:], cache, table, starts, held.lengths, scale, attended)
+        to_value.fn(attended, out)
+
+    def theirs() -> None:
+        both = linear(dense[:, :LATENT], up.plane).view(context, heads, PLAIN + VALUE)
+        keys = torch.cat([both[..., :PLAIN], dense[:, None, LATENT:].expand(-1, heads, -1)], dim=-1)
+        planes = [x.transpose(0, 1).unsqueeze(0) for x in (keys, pad(both[..., PLAIN:], (0, PLAIN + ROTARY - VALUE)))]
+        scaled_dot_product_attention(chunk, *planes, scale=scale, **masked)
+
+    assert expand is not None, "the reference does where nothing else can run"
+    ours = partial(expand.fn, q, cache, table, starts, held.lengths, scale, out)
+    calls = 1 if tokens >= LONG_PROMPT else 4
+    return {"expanded": [ours] * calls, "absorbed": [absorbed] * calls, "torch": [theirs] * calls}
+
+
+def latent_prefill(tokens: int, prefix: int, activations: str) -> str:
+    """One line of the table of prefills: each form's ms and how many times the expanded one's they are."""
+    best = shortest(latent_forms(tokens, prefix, activations), 2 if tokens >= LONG_PROMPT else ROUNDS)
+    pairs, context = tokens * prefix + tokens * (tokens + 1) // 2, prefix + tokens
+    operations = 2.0 * PREFILL_HEADS * (pairs * (PLAIN + ROTARY + VALUE) + context * LATENT * (PLAIN + VALUE))
+    text = f"latent prefill {PREFILL_HEADS}, {tokens} + {prefix} {activations}"
+    text = f"{text:42} |{best['expanded'] * 1e3:9.2f} {operations * 1e-9 / best['expanded']:6.0f}"
+    for who in ("absorbed", "torch"):
+        text += f" |{best[who] * 1e3:9.2f} {best[who] / best['expanded']:5.2f}"
+    return text
+
+
 def lines(
     kinds: Sequence[str], contexts: Sequence[int], batches: Sequence[int], activations: Sequence[str]
 ) -> Iterator[str]:
@@ -180,23 +239,33 @@ def lines(
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=["gqa", "mla", "extend"])
+    parser.add_argument("--kinds", type=lambda text: text.split(","), default=["gqa", "mla", "extend", "prefill"])
     parser.add_argument(
         "--contexts", type=lambda text: [int(part) for part in text.split(",")], default=[512, 4096, 16384]
     )
     parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8])
     parser.add_argument("--activations", type=lambda text: text.split(","), default=["float32", "bfloat16"])
+    parser.add_argument(
+        "--prompts",
+        type=lambda text: [tuple(map(int, part.split("+"))) for part in text.split(",")],
+        default=[(512, 0), (2048, 0), (8192, 0), (128, 2048), (256, 2048)],
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tokenspeed_kernel_cpu.set_num_threads(arguments.threads)
     print(f"{tokenspeed_kernel_cpu.instruction_set()}, {arguments.threads} threads, pages of {PAGE}, cache in bfloat16")
-    print("of ours, then of torch: ms, GB/s and share of the read bandwidth, GFLOP/s; last the read bandwidth\n")
-    head = "|      ms   GB/s share  GFLOP"
-    print(f"{'':42} {head} {head} |  read")
+    if set(arguments.kinds) - {"prefill"}:
+        print("of ours, then of torch: ms, GB/s and share of the read bandwidth, GFLOP/s; last the read bandwidth\n")
+        head = "|      ms   GB/s share  GFLOP"
+        print(f"{'':42} {head} {head} |  read")
     with torch.inference_mode():
         for text in lines(arguments.kinds, arguments.contexts, arguments.batches, arguments.activations):
             print(text, flush=True)
+        if "prefill" in arguments.kinds:
+            print("\nlatent prefill: expanded ms and GFLOP/s, absorbed and torch ms and times the expanded one's\n")
+            for prompt, activations in product(arguments.prompts, arguments.activations):
+                print(latent_prefill(*prompt, activations), flush=True)
 
 
 if __name__ == "__main__":
