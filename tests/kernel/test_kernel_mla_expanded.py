@@ -14,7 +14,7 @@ from tokenspeed_kernel.ops.mla_expanded import (
     make_reference_mla_extend_expanded,
 )
 from tokenspeed_kernel.quantized import QuantizedTensor
-from tokenspeed_kernel.registry import Band, RegisteredKernel, global_registry
+from tokenspeed_kernel.registry import Band, RegisteredKernel, global_registry, use_registry
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT32
 
 HEADS, PLAIN, LATENT, ROTARY, VALUE, PAGE = 4, 12, 32, 8, 10, 4
@@ -56,6 +56,15 @@ def test_rows_that_are_no_heads_are_refused(heads, plain):
         bind_mla_extend_expanded(
             weight, heads, rotary_dim=ROTARY, plain_dim=plain, kernel_page_size=PAGE, kv_dtype=torch.float32
         )
+
+
+def test_a_caller_may_do_without_the_reference(reference_registry):
+    weight = QuantizedTensor.from_dense(torch.zeros(HEADS * (PLAIN + VALUE), LATENT), "up")
+    sizes = {"rotary_dim": ROTARY, "plain_dim": PLAIN, "kernel_page_size": PAGE, "kv_dtype": torch.float32}
+    with use_registry(reference_registry):
+        assert bind_mla_extend_expanded(weight, HEADS, **sizes, reference=False) is None
+        for more in ({}, {"reference": False, "override": "reference"}):
+            assert bind_mla_extend_expanded(weight, HEADS, **sizes, **more).spec.band is Band.REFERENCE
 
 
 def make_with_values_before_keys(weight, heads):

@@ -87,8 +87,8 @@ def pairs_per_expansion(latent: LatentConfig) -> float:
 
 
 class LatentAttention:
-    """Eight kernel calls a step, two less where queries are not compressed, one more where they grow, or where a step
-    has both prompts that are expanded and other tokens.
+    """Eight kernel calls a step, six where all rows are expanded and nine where some are; two less where queries are
+    not compressed, one more where they grow.
 
     ``may_expand``: whether keys and values are expanded where that pays.
     """
