@@ -288,7 +288,7 @@ private:
 }  // namespace
 
 void bind_expanded(nb::module_& m) {
-    nb::class_<UpProjection>(m, "UpProjection", "Latent attention with keys and values expanded by a matrix that lies elsewhere.")
+    nb::class_<UpProjection>(m, "UpProjection", "Latent attention that expands keys and values by a matrix, which is not owned.")
         .def(nb::init<const std::string&, int64_t, int64_t, Address, int64_t>(), "format"_a, "rows"_a, "columns"_a, "data"_a,
              "heads"_a)
         .def("attend", &UpProjection::attend);
