@@ -1,0 +1,105 @@
+"""One choice's parser, put together of the family's grammars."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tokenspeed.frontend.parsing.out import Out
+from tokenspeed.frontend.parsing.parts import Part, merged
+from tokenspeed.frontend.parsing.reader import Machine, Reader, Sink, Steps
+from tokenspeed.frontend.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, ToolFormat, WholeFormat
+from tokenspeed.frontend.parsing.thoughts import Thoughts
+from tokenspeed.frontend.parsing.typed import Tools
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsing:
+    """What is to be told apart in the choices of one request.
+
+    Attributes:
+        tool_format, reasoning_format: names of the registry, "" for none. A format that frames the whole answer is
+            named by both.
+        tools: the declared tools as the request has them; without any, calls are not looked for.
+        parallel: whether more than the first call is given.
+        separate: whether reasoning becomes reasoning, or stays in the content as the model wrote it.
+        prompt_end: the last characters of the prompt, which may have opened reasoning.
+    """
+
+    tool_format: str = ""
+    reasoning_format: str = ""
+    tools: Sequence[Mapping[str, Any]] = ()
+    parallel: bool = True
+    separate: bool = True
+    prompt_end: str = ""
+
+    @cached_property
+    def markers(self) -> frozenset[str]:
+        """The texts that the parser must see even where they are special tokens."""
+        tools, reasoning = TOOL_FORMATS.get(self.tool_format), REASONING_FORMATS.get(self.reasoning_format)
+        found = set(tools.markers) if tools is not None and self.tools else set[str]()
+        if isinstance(reasoning, WholeFormat):
+            found.update(reasoning.markers)
+        elif reasoning is not None:
+            found.update((reasoning.opening, reasoning.closing))
+        return frozenset(found)
+
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to tell apart."""
+        return bool(self.reasoning_format or (self.tool_format and self.tools))
+
+
+class AnswerParser:
+    """Takes the text of one choice in pieces and says what it is; how it was cut makes no difference to the whole."""
+
+    def __init__(self, parsing: Parsing) -> None:
+        self._out = Out(calls=bool(parsing.tools), parallel=parsing.parallel)
+        self._behind: Machine | None = None
+        reasoning = REASONING_FORMATS.get(parsing.reasoning_format)
+        if isinstance(reasoning, WholeFormat):
+            grammar = reasoning.grammar(self._out, prompt_end=parsing.prompt_end, separate=parsing.separate)
+            self._machine = Machine(grammar)
+            return
+        answer = self._answer(parsing)
+        thoughts = _rest_of(answer) if reasoning is None else _thoughts(reasoning, self._out, answer, parsing)
+        self._machine = thoughts
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next belongs to reasoning, as far as is known."""
+        return self._out.in_reasoning
+
+    def push(self, text: str) -> list[Part]:
+        """Takes the next piece and returns what became certain."""
+        self._machine.push(text)
+        return merged(self._out.take())
+
+    def finish(self) -> list[Part]:
+        """The choice ended: returns what is left. Nothing may be pushed after it."""
+        self._machine.finish()
+        if self._behind is not None:
+            self._behind.finish()
+        self._out.flush()
+        return merged(self._out.take())
+
+    def _answer(self, parsing: Parsing) -> Sink:
+        """Where the text behind the reasoning goes."""
+        tools = TOOL_FORMATS.get(parsing.tool_format)
+        if not isinstance(tools, ToolFormat) or not parsing.tools:
+            return self._out.plain
+        grammar, declared = tools.grammar, Tools(parsing.tools)
+        self._behind = Machine(lambda reader: grammar(reader, self._out, declared))
+        return self._behind.push
+
+
+def _thoughts(thoughts: Thoughts, out: Out, answer: Sink, parsing: Parsing) -> Machine:
+    inside = thoughts.opened_by(parsing.prompt_end)
+    return Machine(thoughts.grammar(out, answer, inside=inside, separate=parsing.separate))
+
+
+def _rest_of(answer: Sink) -> Machine:
+    def grammar(reader: Reader) -> Steps[None]:
+        yield from reader.rest(answer)
+
+    return Machine(grammar)
