@@ -218,6 +218,9 @@ def test_each_flag_reaches_its_key(flag: Flag, recipes: Path, make_machine: Make
         "scheduler.implementation": "reference",
         "log.level": "warning",
         "log.format": "json",
+        "formats.tools": "glm47",
+        "formats.reasoning": "glm45",
+        "formats.thinking_switch": "enable_thinking",
     }
     by_kind = {"text": str(tmp_path), "integer": 1, "number": 1.5, "switch": False, "gib": 0.5}
     stands_on = {"kv.storage_dir": {"host_cache_gb": 1.0}}

@@ -55,6 +55,11 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--seed", "seed", "integer", "seed for requests that give none; 0 draws one"),
     Flag("--drain-seconds", "drain_s", "number", "how long SIGTERM waits for open streams"),
     Flag("--chat-template", "api.chat_template", "text", "file with a chat template instead of the model's own"),
+    Flag(
+        "--tool-format", "formats.tools", "text", "how the model writes tool calls: hermes, qwen3_coder, kimi_k2, ..."
+    ),
+    Flag("--reasoning-format", "formats.reasoning", "text", "how the model writes reasoning: qwen3, deepseek_r1, ..."),
+    Flag("--thinking-switch", "formats.thinking_switch", "text", "template variable that reasoning_effort sets"),
     Flag("--api-key-file", "api.api_key_file", "text", "file with the key that clients must send"),
     Flag("--log-level", "log.level", "text", "debug, info, warning or error"),
     Flag("--log-format", "log.format", "text", "text, or json: one object a line"),

@@ -93,14 +93,9 @@ def _cache(plan: Plan) -> list[str]:
 
 
 def _formats(plan: Plan) -> list[str]:
-    loaded = plan.resolution.loaded
-    if loaded is None:
-        return []
-    formats = {name: value for name, value in loaded.recipe.formats.model_dump().items() if value}
-    if not formats:
-        return []
-    said = ", ".join(f"{name} {value}" for name, value in formats.items())
-    return [f"formats   {said} (recorded; this version parses neither tool calls nor reasoning)"]
+    formats = plan.resolution.keys.formats.model_dump()
+    said = ", ".join(f"{name} {value}" for name, value in formats.items() if value)
+    return [f"formats   {said}"] if said else []
 
 
 def render_settings(resolution: Resolution) -> list[str]:

@@ -7,7 +7,15 @@ from tokenspeed.recipes.catalogue import LoadedRecipe, find_recipe, load_recipe,
 from tokenspeed.recipes.document import Document, RecipeError, Value, merge, without_nulls
 from tokenspeed.recipes.features import family_of, missing_features
 from tokenspeed.recipes.machine import Machine
-from tokenspeed.recipes.resolved import ApiSettings, KVConfig, LogConfig, ModelSource, ResolvedConfig, SchedulerSettings
+from tokenspeed.recipes.resolved import (
+    ApiSettings,
+    FormatSettings,
+    KVConfig,
+    LogConfig,
+    ModelSource,
+    ResolvedConfig,
+    SchedulerSettings,
+)
 from tokenspeed.recipes.schema import HuggingFaceWeights, PathWeights, RandomWeights, RunKeys, Weights
 from tokenspeed.recipes.selection import SMOKE, Candidate, choose_profile, status_of
 from tokenspeed.recipes.validation import nearest, validate
@@ -102,6 +110,7 @@ class Resolution:
                 max_body_bytes=keys.api.max_body_bytes,
                 api_key_file=_existing_file(keys.api.api_key_file, "api.api_key_file"),
             ),
+            formats=FormatSettings(**keys.formats.model_dump()),
             log=LogConfig(**{**keys.log.model_dump(), "file": _new_file(keys.log.file, "log.file")}),
             kernels=keys.kernels,
             enforce=keys.enforce,
@@ -177,7 +186,9 @@ def resolve_loaded(
     recipe, wanted, flags = loaded.recipe, profile, overrides or Document({})
     chosen, candidates = choose_profile(recipe, machine, wanted)
     chosen_profile = recipe.profiles[chosen]
-    defaults = loaded.document.part("defaults")
+    # What the recipe says of the model's formats is the lowest layer: a profile that stands in with another model, and
+    # flags, say their own.
+    defaults = merge(_only(loaded.document, ("formats",)), loaded.document.part("defaults"))
     own = _only(loaded.document.part("profiles", chosen), _RUN_KEYS)
     merged = without_nulls(merge(merge(defaults, own), flags))
     keys = validate(RunKeys, merged)

@@ -83,6 +83,15 @@ class ApiSettings(_Frozen):
     api_key_file: str = ""
 
 
+class FormatSettings(_Frozen):
+    """How the model writes tool calls and reasoning, by the names of recipes/formats.py, and the variable that switches
+    reasoning in its template; "" for none of it."""
+
+    tools: str = ""
+    reasoning: str = ""
+    thinking_switch: str = ""
+
+
 class LogConfig(_Frozen):
     """The log; see docs/logs.md. ``file`` is an absolute path, "" for standard error."""
 
@@ -126,6 +135,7 @@ class ResolvedConfig(_Frozen):
     kv: KVConfig = KVConfig()
     scheduler: SchedulerSettings = SchedulerSettings()
     api: ApiSettings = ApiSettings()
+    formats: FormatSettings = FormatSettings()
     log: LogConfig = LogConfig()
     kernels: dict[str, str] = {}
     enforce: Literal["latency", "throughput", "determinism", "portability"] = "latency"

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, model_validator
 
 from tokenspeed.recipes.dimensions import CacheGroup, CacheType, Dimensions
+from tokenspeed.recipes.formats import ReasoningFormatName, ThinkingSwitch, ToolFormatName, check_pair
 from tokenspeed.recipes.resolved import Activations
 from tokenspeed.recipes.schema_types import (
     Bytes,
@@ -158,9 +159,14 @@ class Api(Strict):
 class Formats(Strict):
     """The family's conventions for tool calls and reasoning, by name, and the template's switch for thinking."""
 
-    tools: str = ""
-    reasoning: str = ""
-    thinking_switch: str = ""
+    tools: ToolFormatName = ""
+    reasoning: ReasoningFormatName = ""
+    thinking_switch: ThinkingSwitch = ""
+
+    @model_validator(mode="after")
+    def _whole_formats_are_named_twice(self) -> "Formats":
+        check_pair(self.tools, self.reasoning)
+        return self
 
 
 class Log(Strict):
@@ -183,6 +189,7 @@ class RunKeys(Strict):
     kv: KV = KV()
     scheduler: SchedulerKeys = SchedulerKeys()
     api: Api = Api()
+    formats: Formats = Formats()
     log: Log = Log()
     speculative: Speculative | None = None
     role: Literal["fused", "prefill", "decode"] = "fused"

@@ -109,7 +109,7 @@ def test_without_a_call_it_is_plain_text(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cut_of_an_answer(name: str) -> None:
-    """Reasoning without its end stays reasoning (known failure 26), arguments are as they came, a cut call never ends."""
+    """Reasoning without an end stays reasoning (known failure 26), arguments are as they came, cut calls do not end."""
     family = FAMILIES[name]
     whole = answer(family, family.two)
     inside = {at for found in MARKER.finditer(family.two) for at in range(found.start() + 1, found.end())}
