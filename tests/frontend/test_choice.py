@@ -6,6 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenspeed.frontend.choice import Choice
+from tokenspeed.frontend.parsing.parser import AnswerParser, Parsing
+from tokenspeed.frontend.parsing.parts import put_together
 from tokenspeed.frontend.request import Delta
 from tokenspeed.frontend.tokenizer import decode
 from tokenspeed.frontend.tokenizer_bytes import ByteTokenizer
@@ -23,9 +25,18 @@ def run(
     min_tokens: int = 0,
     include_stop: bool = False,
     ends: bool = True,
+    parser: AnswerParser | None = None,
 ) -> tuple[Choice, list[Delta]]:
     """Feeds ``tokens`` in rounds cut at ``cuts``; the last round ends the choice, by EOS or by length."""
-    choice = Choice(0, TOKENIZER, stop=stop, min_tokens=min_tokens, include_stop=include_stop, skip_special_tokens=True)
+    choice = Choice(
+        0,
+        TOKENIZER,
+        stop=stop,
+        min_tokens=min_tokens,
+        include_stop=include_stop,
+        skip_special_tokens=True,
+        parser=parser,
+    )
     everything = [*tokens, EOS] if ends else tokens
     bounds = sorted({0, len(everything), *(min(cut, len(everything)) for cut in cuts)})
     deltas = []
@@ -135,3 +146,42 @@ def test_stop_strings_wait_for_min_tokens() -> None:
 def test_what_was_held_back_comes_with_the_end() -> None:
     choice, deltas = run([*b"EN", 0xF0, 0x9F], [1, 2, 3], stop=["END"], ends=False)
     assert text_of(deltas) == "EN\ufffd" and deltas[-1].finish_reason == "length" and choice.generated == 4
+
+
+PARSED = '<think>\na\n</think>\n\nbé<tool_call>{"name": "f", "arguments": {"k": "🙂"}}</tool_call>c'
+F = [{"type": "function", "function": {"name": "f"}}]
+
+
+@given(CUTS, st.lists(st.sampled_from(["</t", "é", "k", "c", "zz", "\n\n"]), max_size=2), st.booleans(), st.booleans())
+def test_rounds_do_not_matter_to_what_it_is(cuts: list[int], stop: list[str], include_stop: bool, ends: bool) -> None:
+    """Parts are those of the text, and the count of reasoning tokens is the same, however the rounds fell."""
+    found = []
+    for each in ([], cuts, list(range(200))):
+        parser = AnswerParser(Parsing(tool_format="hermes", reasoning_format="qwen3", tools=F))
+        choice, deltas = run(
+            list(PARSED.encode()), each, stop=stop, include_stop=include_stop, ends=ends, parser=parser
+        )
+        answer = put_together(part for delta in deltas for part in delta.parts)
+        for call in answer.calls:
+            call.id = ""
+        assert choice.reasoning_tokens <= choice.generated
+        found.append((answer, choice.reasoning_tokens, choice.generated, text_of(deltas)))
+    assert found[0] == found[1] == found[2]
+    if deltas[-1].matched_stop == EOS:
+        assert (found[0][0].reasoning, found[0][0].content, len(found[0][0].calls)) == ("a", "béc", 1)
+
+
+def test_a_special_token_that_a_parser_needs_is_shown_to_it_alone() -> None:
+    tokenizer = ByteTokenizer(300, ("<|bos|>", "<|eos|>", "<|tool_call_begin|>", "<|tool_call_end|>", "<|im_end|>"))
+    parsing = Parsing(tool_format="kimi_k2", tools=F)
+    shown = parsing.marker_ids(tokenizer)
+    assert shown == {258, 259}
+    choice = Choice(
+        0, tokenizer, stop=(), min_tokens=0, include_stop=False, skip_special_tokens=True,
+        parser=AnswerParser(parsing), shown=shown,
+    )  # fmt: skip
+    tokens = [*b"a", 260, 258, *b"functions.f:3<|tool_call_argument_begin|>{}", 259, *b"b"]
+    delta = choice.push(RequestOutput(handle=1, token_ids=tokens, finish_reason="length"))
+    assert delta is not None
+    answer = put_together(delta.parts)
+    assert (answer.content, answer.calls[0].id, answer.calls[0].arguments) == ("ab", "functions.f:3", "{}")

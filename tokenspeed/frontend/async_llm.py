@@ -11,7 +11,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from tokenspeed.frontend.chat_template import ChatTemplate, ChatTemplateError, read_template_setting
+from tokenspeed.frontend.chat_prompt import ChatPrompt, render_chat
+from tokenspeed.frontend.chat_template import ChatTemplate, read_template_setting
 from tokenspeed.frontend.choice import Choice
 from tokenspeed.frontend.collect import collect
 from tokenspeed.frontend.connection import EngineConnection
@@ -23,6 +24,7 @@ from tokenspeed.frontend.errors import (
     RequestRefused,
 )
 from tokenspeed.frontend.generation import Generation, LiveChoice, Prompt
+from tokenspeed.frontend.parsing.parser import AnswerParser
 from tokenspeed.frontend.request import Delta, GenerationRequest
 from tokenspeed.frontend.text_assets import load_text_assets
 from tokenspeed.frontend.validate import check_request
@@ -190,27 +192,37 @@ class AsyncLLM:
         variables: dict[str, Any] | None = None,
     ) -> list[int]:
         """Returns the token ids of a conversation; raises RequestRefused where the template is missing or refuses."""
-        template = self._template
-        if template is None:
-            raise RequestRefused(
-                "the model has no chat template; start the server with --chat-template FILE, or use /v1/completions",
-                "no_chat_template",
-                "messages",
-            )
+        prompt = await self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        return prompt.token_ids
 
-        def render() -> list[int]:
-            text = template.render(
+    async def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: dict[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Returns the prompt of a conversation; ``variables`` go to the template, tools among them.
+
+        Raises RequestRefused where the template is missing, refuses, or has no place for tools that are given.
+        """
+        return await _off_loop(
+            lambda: render_chat(
+                self._template,
+                self.tokenizer,
                 messages,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=variables,
-            )
-            return self.tokenizer.encode(text, add_special_tokens=False)
-
-        try:
-            return await _off_loop(render, sum(len(str(message.get("content"))) for message in messages))
-        except ChatTemplateError as error:
-            raise RequestRefused(str(error), "chat_template_error", "messages") from error
+            ),
+            len(str(messages)) + len(str(variables or "")),
+        )
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text; long ones are worked on beside the event loop."""
@@ -277,6 +289,8 @@ class AsyncLLM:
         prompt_bytes = array.array("i", prompt.token_ids).tobytes()
         name = request.request_id or uuid.uuid4().hex
         first = len(generation.live)
+        parsing = request.parsing
+        shown = frozenset[int]() if parsing is None else parsing.marker_ids(self.tokenizer)
         for at in range(request.generated_choices):
             choice = Choice(
                 first + at,
@@ -285,6 +299,8 @@ class AsyncLLM:
                 min_tokens=request.min_tokens,
                 include_stop=request.include_stop,
                 skip_special_tokens=request.skip_special_tokens,
+                parser=None if parsing is None else AnswerParser(parsing),
+                shown=shown,
             )
             live = LiveChoice(next(self._handles), choice, prompt, generation)
             generation.live[live.handle] = self._live[live.handle] = live

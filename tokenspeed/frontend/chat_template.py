@@ -51,7 +51,11 @@ def _refuse_hidden(name: str) -> None:
 
 
 class ChatTemplate:
-    """A compiled template. Rendering is thread-safe."""
+    """A compiled template. Rendering is thread-safe.
+
+    Attributes:
+        shows_tools: whether it says anything of tools.
+    """
 
     def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
         """Raises ChatTemplateError where ``source`` is no valid template."""
@@ -63,6 +67,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         environment.globals["namespace"] = _Namespace
         self._wants_declarations = NAME in source
+        self.shows_tools = "tools" in source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         try:
             self._template = environment.from_string(source)

@@ -1,9 +1,11 @@
-"""One choice on its way: the engine's tokens in, text deltas out."""
+"""One choice on its way: the engine's tokens in, text deltas out, told apart where that was asked for."""
 
 from collections import deque
 from collections.abc import Sequence
 
 from tokenspeed.frontend.detokenizer import IncrementalDetokenizer
+from tokenspeed.frontend.parsing.parser import AnswerParser
+from tokenspeed.frontend.parsing.parts import merged
 from tokenspeed.frontend.request import Delta
 from tokenspeed.frontend.stop import StopMatch, StopStringFinder
 from tokenspeed.frontend.tokenizer import Tokenizer
@@ -28,6 +30,7 @@ class Choice:
     Attributes:
         index: of the choice in its call.
         generated: tokens that count so far: all that arrived, cut at a stop string.
+        reasoning_tokens: those of them that came while reasoning was open, the one that closed it included.
         finished: nothing more will come.
     """
 
@@ -40,11 +43,16 @@ class Choice:
         min_tokens: int,
         include_stop: bool,
         skip_special_tokens: bool,
+        parser: AnswerParser | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
+        """``parser`` tells the text apart; ``shown`` are special tokens that it must see."""
         self.index = index
         self.generated = 0
         self.finished = False
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, shown)
+        self._parser = parser
+        self._reasoned = 0
         self._finder = StopStringFinder(stop) if stop else None
         self._min_tokens = min_tokens
         self._include_stop = include_stop
@@ -65,14 +73,34 @@ class Choice:
         if output.finish_reason == "stop" and output.stop_token_id >= 0 and not self._include_stop:
             token_ids, logprobs = token_ids[:-1], logprobs[:-1]
         delta = Delta(index=self.index)
-        if self._finder is None:
-            delta.text = self._detokenizer.push(token_ids)
-            delta.token_ids, delta.logprobs = token_ids, logprobs
-        else:
+        if self._finder is not None:
             self._search(self._finder, token_ids, logprobs, delta)
+        else:
+            delta.token_ids, delta.logprobs = token_ids, logprobs
+            if self._parser is None:
+                delta.text = self._detokenizer.push(token_ids)
+            else:
+                for token_id in token_ids:
+                    self._say(self._detokenizer.push_one(token_id), delta, tokens=1)
         if output.finish_reason is not None and not self.finished:
             self._end(output, delta)
+        if self._parser is not None:
+            delta.parts = merged(delta.parts + self._parser.finish() if self.finished else delta.parts)
         return delta if delta.text or delta.token_ids or delta.finish_reason else None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return min(self._reasoned, self.generated)
+
+    def _say(self, text: str, delta: Delta, tokens: int = 0) -> None:
+        """Adds text to the delta, and what it is; ``tokens`` it came with count by whether reasoning is open."""
+        delta.text += text
+        if self._parser is not None:
+            open_before = self._parser.in_reasoning
+            if text:
+                delta.parts += self._parser.push(text)
+            if open_before or self._parser.in_reasoning:
+                self._reasoned += tokens
 
     def _search(
         self, finder: StopStringFinder, token_ids: list[int], logprobs: list[TokenLogprobs], delta: Delta
@@ -84,11 +112,11 @@ class Choice:
             text = self._detokenizer.push_one(token_id)
             self._grow(text)
             if self._fed <= self._min_tokens:
-                delta.text += text
+                self._say(text, delta, tokens=1)
                 self._free += len(text)
                 continue
             shown, match = finder.push(text)
-            delta.text += shown
+            self._say(shown, delta, tokens=1)
             if match is not None:
                 self._match(match, delta)
                 return
@@ -107,7 +135,7 @@ class Choice:
     def _match(self, match: StopMatch, delta: Delta) -> None:
         """Ends the choice at a stop string: text, tokens and count are cut to what is kept."""
         if self._include_stop:
-            delta.text += match.stop
+            self._say(match.stop, delta)
         cut = self._free + (match.end if self._include_stop else match.start)
         for token in self._held:
             # A token without text right before the cut stays: it would have been shown, had its round ended with it.
@@ -115,6 +143,8 @@ class Choice:
                 self._show(token, delta)
         self._held.clear()
         self.generated = self._shown
+        if self._parser is not None and self._parser.in_reasoning:
+            self._reasoned = max(0, self._reasoned - (self._fed - self._shown))
         delta.finish_reason, delta.matched_stop = "stop", match.stop
         self.finished = True
 
@@ -124,13 +154,13 @@ class Choice:
         if self._finder is not None:
             self._grow(rest)
             shown, match = self._finder.push(rest)
-            delta.text += shown
+            self._say(shown, delta)
             if match is not None:
                 self._match(match, delta)
                 return
             rest = self._finder.finish()
             self._release(self._whole, delta)
-        delta.text += rest
+        self._say(rest, delta)
         delta.finish_reason = output.finish_reason
         if output.finish_reason == "stop" and output.stop_token_id >= 0:
             delta.matched_stop = output.stop_token_id

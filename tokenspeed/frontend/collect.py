@@ -3,20 +3,28 @@
 from dataclasses import dataclass, field
 
 from tokenspeed.frontend.generation import Generation
+from tokenspeed.frontend.parsing.parts import Answer, Part, put_together
 from tokenspeed.frontend.request import Delta
 from tokenspeed.messages import FinishReason, TokenLogprobs
 
 
 @dataclass
 class ChoiceResult:
-    """One whole choice; the fields are those of Delta."""
+    """One whole choice; the fields are those of Delta. ``answer`` is what it is made of, also where nothing is told
+    apart."""
 
     index: int
     text: str = ""
+    parts: list[Part] = field(default_factory=list)
+    parsed: bool = False
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "stop"
     matched_stop: str | int | None = None
+
+    @property
+    def answer(self) -> Answer:
+        return put_together(self.parts) if self.parsed else Answer(content=self.text)
 
     @property
     def mean_logprob(self) -> float:
@@ -27,6 +35,7 @@ class ChoiceResult:
         return Delta(
             index=self.index,
             text=self.text,
+            parts=self.parts,
             token_ids=self.token_ids,
             logprobs=self.logprobs,
             finish_reason=self.finish_reason,
@@ -40,11 +49,13 @@ async def collect(generation: Generation) -> list[ChoiceResult]:
     Where a prompt asked for the best ``n`` of more, those remain, the best first. Raises as ``next_batch`` does.
     """
     results: dict[int, ChoiceResult] = {}
+    parsed = any(prompt.request.parsing is not None for prompt in generation.prompts)
     texts: dict[int, list[str]] = {}
     while batch := await generation.next_batch():
         for delta in batch:
-            result = results.setdefault(delta.index, ChoiceResult(delta.index))
+            result = results.setdefault(delta.index, ChoiceResult(delta.index, parsed=parsed))
             texts.setdefault(delta.index, []).append(delta.text)
+            result.parts.extend(delta.parts)
             result.token_ids.extend(delta.token_ids)
             result.logprobs.extend(delta.logprobs)
             if delta.finish_reason is not None:

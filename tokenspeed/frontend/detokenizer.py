@@ -15,9 +15,12 @@ class IncrementalDetokenizer:
     shows that it never will (then U+FFFD stands in). The pieces, joined, equal the text of all tokens at once.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> None:
+        """``shown``: special tokens that are text all the same, because somebody reads them."""
         self._token_bytes = tokenizer.token_bytes
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
         self._utf8 = _Utf8("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:

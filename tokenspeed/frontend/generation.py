@@ -60,7 +60,10 @@ class Generation:
 
     def __init__(self, prompts: list[Prompt], abort: Callable[[list[int]], None]) -> None:
         self.prompts = prompts
-        self.usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
+        parsed = any(prompt.request.parsing and prompt.request.parsing.reasoning_format for prompt in prompts)
+        self.usage = Usage(
+            prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts), reasoning_tokens=0 if parsed else None
+        )
         self.started_at = time.monotonic()
         self.live: dict[int, LiveChoice] = {}
         self.cancelled = False
@@ -116,6 +119,8 @@ class Generation:
         """Takes a finished choice off the call."""
         self.live.pop(live.handle, None)
         self.usage.completion_tokens += live.choice.generated
+        if self.usage.reasoning_tokens is not None:
+            self.usage.reasoning_tokens += live.choice.reasoning_tokens
         if not self.live:
             for prompt in self.prompts:
                 self._mailbox.extend(prompt.waiting)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tokenspeed.frontend.parsing.parser import Parsing
+from tokenspeed.frontend.parsing.parts import Part
 from tokenspeed.messages import FinishReason, SamplingParameters, TokenLogprobs
 
 MAX_CHOICES = 128
@@ -35,6 +37,7 @@ class GenerationRequest:
         seed: None draws one.
         logprobs, prompt_logprobs: how many alternatives to report beside each token; 0 the token only, -1 nothing.
         priority: larger runs first.
+        parsing: what is to be told apart in the text; None leaves it as it is.
         cache_salt: requests share cached prefixes only with requests of the same salt.
 
     The others are those of SamplingParameters, except that ``temperature`` may be 0 (greedy).
@@ -64,6 +67,7 @@ class GenerationRequest:
     prompt_logprobs: int = -1
     priority: int = 0
     cache_salt: str = ""
+    parsing: Parsing | None = None
 
     @property
     def generated_choices(self) -> int:
@@ -99,6 +103,8 @@ class Delta(msgspec.Struct, kw_only=True):
     Attributes:
         index: of the choice.
         text: new text; never part of a character and never part of a stop string.
+        parts: what the text is, where the request has it told apart; they may lag behind the text, and are all there
+            with the last delta.
         token_ids: the tokens that count with this text (the token that ended the choice is not among them unless the
             request keeps it in the text).
         logprobs: one for each of ``token_ids`` where asked for.
@@ -108,6 +114,7 @@ class Delta(msgspec.Struct, kw_only=True):
 
     index: int
     text: str = ""
+    parts: list[Part] = []
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     finish_reason: FinishReason | None = None
@@ -116,8 +123,13 @@ class Delta(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of a call so far. The token that ended a choice counts as generated."""
+    """Token counts of a call so far. The token that ended a choice counts as generated.
+
+    ``reasoning_tokens`` are those among the generated ones that were spent before the end of reasoning, the markers
+    included; None where reasoning is not told apart.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None

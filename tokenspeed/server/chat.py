@@ -6,19 +6,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenspeed.frontend.collect import collect
+from tokenspeed.frontend.collect import ChoiceResult, collect
 from tokenspeed.frontend.errors import FrontendError
 from tokenspeed.frontend.generation import Generation
+from tokenspeed.frontend.parsing.parser import Parsing
+from tokenspeed.frontend.parsing.parts import CallBegun
 from tokenspeed.frontend.request import Delta
 from tokenspeed.frontend.tokenizer import Tokenizer
 from tokenspeed.server.body import read_json
+from tokenspeed.server.chat_parts import deltas_of, finish_reason_of, message_of
 from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
 from tokenspeed.server.conversation import template_messages
 from tokenspeed.server.errors import ApiError, from_frontend
 from tokenspeed.server.logprobs import chat_logprobs, prompt_logprob_list
 from tokenspeed.server.requests import ChatRequest
 from tokenspeed.server.responses import (
-    AssistantMessage,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -28,6 +30,8 @@ from tokenspeed.server.responses import (
 )
 from tokenspeed.server.sampling import generation_request
 from tokenspeed.server.stream import DisconnectWatch, GenerationStream, event
+from tokenspeed.server.thinking import thinking_variables
+from tokenspeed.server.tools import offered_tools
 
 
 async def chat_completions(request: Request) -> Response:
@@ -50,20 +54,35 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _start(context: ServerContext, body: ChatRequest, request_id: str) -> Generation:
-    prompt = await context.llm.chat_prompt(
+    formats = context.llm.config.formats
+    tools = offered_tools(body.tools, body.tool_choice, tool_format=formats.tools)
+    thinking = thinking_variables(
+        body.reasoning_effort, switch=formats.thinking_switch, reasoning_format=formats.reasoning
+    )
+    given = {**thinking, **(body.chat_template_kwargs or {})}
+    prompt = await context.llm.render_chat(
         template_messages(body.messages),
         **template_settings(body.add_generation_prompt, body.continue_final_message),
-        variables=body.chat_template_kwargs,
+        variables={**given, "tools": tools} if tools else given,
+    )
+    parsing = Parsing(
+        tool_format=formats.tools,
+        reasoning_format=formats.reasoning,
+        tools=tools,
+        parallel=body.parallel_tool_calls is not False,
+        separate=body.separate_reasoning is not False,
+        prompt_end=prompt.end,
     )
     return await context.llm.start(
         [
             generation_request(
                 body,
-                prompt,
+                prompt.token_ids,
                 context.llm.config.api.default_sampling,
                 request_id=request_id,
                 max_tokens=_max_tokens(body),
                 logprobs=_logprobs(body),
+                parsing=parsing if parsing.needed else None,
             )
         ]
     )
@@ -105,16 +124,7 @@ def _logprobs(body: ChatRequest) -> int:
 
 async def _whole(context: ServerContext, body: ChatRequest, generation: Generation, name: str) -> ChatResponse:
     tokenizer = context.llm.tokenizer
-    choices = [
-        ChatChoice(
-            index=result.index,
-            message=AssistantMessage(content=result.text),
-            logprobs=chat_logprobs(tokenizer, result.logprobs) if body.logprobs else None,
-            finish_reason=result.finish_reason,
-            matched_stop=result.matched_stop,
-        )
-        for result in await collect(generation)
-    ]
+    choices = [_choice(tokenizer, body, result) for result in await collect(generation)]
     return ChatResponse(
         id=name,
         created=int(time.time()),
@@ -127,15 +137,33 @@ async def _whole(context: ServerContext, body: ChatRequest, generation: Generati
     )
 
 
+def _choice(tokenizer: Tokenizer, body: ChatRequest, result: ChoiceResult) -> ChatChoice:
+    answer = result.answer
+    return ChatChoice(
+        index=result.index,
+        message=message_of(answer, shows_reasoning=body.include_reasoning is not False),
+        logprobs=chat_logprobs(tokenizer, result.logprobs) if body.logprobs else None,
+        finish_reason=finish_reason_of(result.finish_reason, bool(answer.calls)),
+        matched_stop=result.matched_stop,
+    )
+
+
 class ChatChunkWriter:
-    """Writes the chunks of one chat stream: the role once a choice, then text, then the reason it ended."""
+    """Writes the chunks of one chat stream: the role once a choice, then its parts, then the reason it ended.
+
+    Log-probabilities are those of the tokens as they were generated, whatever they became; they stand in the first
+    chunk that is made of them, which may hold nothing else.
+    """
 
     def __init__(self, tokenizer: Tokenizer, body: ChatRequest, generation: Generation, name: str) -> None:
         self._tokenizer = tokenizer
         self._logprobs = bool(body.logprobs)
         self._includes_usage = body.includes_usage
         self._generation = generation
+        self._parses = generation.prompts[0].request.parsing is not None
+        self._shows_reasoning = body.include_reasoning is not False
         self._begun: set[int] = set()
+        self._called: set[int] = set()
         self._chunk = ChatChunk(
             id=name,
             created=int(time.time()),
@@ -160,21 +188,30 @@ class ChatChunkWriter:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             result = self._event(ChatChunkChoice(index=delta.index, delta=ChatDelta(role="assistant", content="")))
-        if delta.text or (self._logprobs and delta.logprobs):
-            logprobs = chat_logprobs(self._tokenizer, delta.logprobs) if self._logprobs else None
-            result += self._event(
-                ChatChunkChoice(index=delta.index, delta=ChatDelta(content=delta.text), logprobs=logprobs)
-            )
+        said = self._deltas(delta)
+        logprobs = chat_logprobs(self._tokenizer, delta.logprobs) if self._logprobs else None
+        if delta.logprobs and logprobs is not None and not said:
+            said = [ChatDelta()]
+        for one in said:
+            result += self._event(ChatChunkChoice(index=delta.index, delta=one, logprobs=logprobs))
+            logprobs = None
         if delta.finish_reason is not None:
             result += self._event(
                 ChatChunkChoice(
                     index=delta.index,
                     delta=ChatDelta(),
-                    finish_reason=delta.finish_reason,
+                    finish_reason=finish_reason_of(delta.finish_reason, delta.index in self._called),
                     matched_stop=delta.matched_stop,
                 )
             )
         return result
+
+    def _deltas(self, delta: Delta) -> list[ChatDelta]:
+        if not self._parses:
+            return [ChatDelta(content=delta.text)] if delta.text else []
+        if any(isinstance(part, CallBegun) for part in delta.parts):
+            self._called.add(delta.index)
+        return deltas_of(delta.parts, shows_reasoning=self._shows_reasoning)
 
     def _event(self, choice: ChatChunkChoice) -> bytes:
         self._chunk.choices = [choice]

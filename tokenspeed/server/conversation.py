@@ -2,21 +2,19 @@
 
 from typing import Any
 
-from tokenspeed.server.errors import ApiError
-from tokenspeed.server.requests import ContentPart, Message
+import msgspec
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+from tokenspeed.server.errors import ApiError
+from tokenspeed.server.requests import ContentPart, Message, SentCall
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Accepted roles and what the template sees; templates know "system", of which "developer" is the newer name."""
 
 _UNSUPPORTED = {
-    "tool_calls": "tool calls are not supported by this version",
-    "tool_call_id": "tool calls are not supported by this version",
-    "function_call": "tool calls are not supported by this version",
+    "function_call": "it is the old name; send tool_calls",
     "audio": "this server reads and writes text only",
     "refusal": "a refusal cannot be told apart from an answer",
     "annotations": "annotations cannot be given to the model",
-    "reasoning": "reasoning cannot be given back to the model by this version",
-    "reasoning_content": "reasoning cannot be given back to the model by this version",
 }
 
 _PICTURES = "this version does not take pictures yet, whatever the model; send text"
@@ -33,8 +31,8 @@ def template_messages(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def _plain(message: Message, where: str) -> dict[str, Any]:
-    if message.role in ("tool", "function"):
-        raise _unsupported(f"{where}.role", f"{message.role!r}: {_UNSUPPORTED['tool_calls']}")
+    if message.role == "function":
+        raise _unsupported(f"{where}.role", "'function' is the old name; send the role tool")
     if message.role not in ROLES:
         raise ApiError(
             400,
@@ -45,12 +43,49 @@ def _plain(message: Message, where: str) -> dict[str, Any]:
     for name, why in _UNSUPPORTED.items():
         if getattr(message, name):
             raise _unsupported(f"{where}.{name}", why)
-    if message.content is None:
-        raise ApiError(400, f"{where}.content is missing", code="missing_field", param=f"{where}.content")
-    plain: dict[str, Any] = {"role": ROLES[message.role], "content": _text(message.content, f"{where}.content")}
+    _check_place(message, where)
+    said = message.reasoning_content or message.reasoning
+    if message.content is None and not (message.tool_calls or said):
+        raise _missing(f"{where}.content")
+    content = None if message.content is None else _text(message.content, f"{where}.content")
+    plain: dict[str, Any] = {"role": ROLES[message.role], "content": content}
     if message.name is not None:
         plain["name"] = message.name
+    if said:
+        plain["reasoning_content"] = said
+        if not content:
+            plain["thinking"] = said  # the name that gpt-oss's template knows, and refuses beside content
+    if message.tool_calls:
+        plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(message.tool_calls)]
+    if message.role == "tool":
+        plain["tool_call_id"] = message.tool_call_id
     return plain
+
+
+def _check_place(message: Message, where: str) -> None:
+    """Calls and reasoning are an assistant's, and a tool's result says which call it answers."""
+    for name in ("tool_calls", "reasoning", "reasoning_content"):
+        if getattr(message, name) and message.role != "assistant":
+            raise _wrong(f"{where}.{name}", f"stands in a message of the role {message.role}; it is an assistant's")
+    if message.role == "tool" and not message.tool_call_id:
+        raise _missing(f"{where}.tool_call_id")
+    if message.role != "tool" and message.tool_call_id:
+        raise _wrong(f"{where}.tool_call_id", f"stands in a message of the role {message.role}; it is a tool's")
+
+
+def _call(call: SentCall, where: str) -> dict[str, Any]:
+    """A call as templates read it: arguments are an object, or stay text where the model wrote no object."""
+    if call.type not in (None, "function"):
+        raise _unsupported(f"{where}.type", f"{call.type!r}: this server knows function tools only")
+    arguments: Any = call.function.arguments or {}
+    if isinstance(arguments, str):
+        try:
+            read = msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, RecursionError):
+            read = None
+        arguments = read if isinstance(read, dict) else arguments
+    plain = {"type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+    return plain if call.id is None else {"id": call.id, **plain}
 
 
 def _text(content: str | list[ContentPart], where: str) -> str:
@@ -65,6 +100,14 @@ def _text(content: str | list[ContentPart], where: str) -> str:
             raise ApiError(400, f"{where}[{at}].text is missing", code="missing_field", param=f"{where}[{at}].text")
         texts.append(part.text)
     return "\n".join(texts)
+
+
+def _missing(where: str) -> ApiError:
+    return ApiError(400, f"{where} is missing", code="missing_field", param=where)
+
+
+def _wrong(where: str, what: str) -> ApiError:
+    return ApiError(400, f"{where} {what}", code="invalid_value", param=where)
 
 
 def _unsupported(where: str, why: str) -> ApiError:

@@ -20,20 +20,21 @@ WITHOUT_EFFECT = {
     "prompt_cache_key": "prefixes are found by their content; use cache_salt to keep them apart",
     "prompt_cache_retention": "prefixes stay cached while there is room",
     "prediction": "a hint for speed only",
-    "parallel_tool_calls": "means something only beside tools",
 }
 """Accepted because clients send them by habit and they cannot change an answer; each use is counted in a metric."""
 
-_NO_TOOLS = "tool calls are not supported by this version"
+_OLD_TOOLS = "it is the old name; send tools and tool_choice"
+_CHAT_TOOLS = "tools go with /v1/chat/completions"
 _NO_STRUCTURE = "structured output is not supported by this version"
-_NO_REASONING = "reasoning is not told apart from the answer by this version"
+_CHAT_REASONING = "reasoning is told apart by /v1/chat/completions"
 _TEXT_ONLY = "this server reads and writes text only"
 
 REFUSED = {
-    "tools": _NO_TOOLS,
-    "tool_choice": _NO_TOOLS,
-    "functions": _NO_TOOLS,
-    "function_call": _NO_TOOLS,
+    "tools": _CHAT_TOOLS,
+    "tool_choice": _CHAT_TOOLS,
+    "parallel_tool_calls": _CHAT_TOOLS,
+    "functions": _OLD_TOOLS,
+    "function_call": _OLD_TOOLS,
     "response_format": _NO_STRUCTURE,
     "structured_outputs": _NO_STRUCTURE,
     "guided_json": _NO_STRUCTURE,
@@ -44,10 +45,10 @@ REFUSED = {
     "regex": _NO_STRUCTURE,
     "ebnf": _NO_STRUCTURE,
     "structural_tag": _NO_STRUCTURE,
-    "reasoning_effort": _NO_REASONING,
-    "include_reasoning": _NO_REASONING,
-    "separate_reasoning": _NO_REASONING,
-    "thinking_token_budget": _NO_REASONING,
+    "reasoning_effort": _CHAT_REASONING,
+    "include_reasoning": _CHAT_REASONING,
+    "separate_reasoning": _CHAT_REASONING,
+    "thinking_token_budget": "reasoning has no budget of its own in this version",
     "verbosity": "the model has no such setting; say it in the prompt",
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
@@ -71,6 +72,7 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
 }
 """Values of refused fields that ask for what happens anyway."""
 

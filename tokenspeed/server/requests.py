@@ -61,8 +61,24 @@ class ContentPart(msgspec.Struct, kw_only=True):
     text: str | None = None
 
 
+class SentFunction(msgspec.Struct, kw_only=True):
+    """``arguments`` is JSON text, as answers have it; an object is taken too."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class SentCall(msgspec.Struct, kw_only=True):
+    """A tool call of an earlier answer, sent back."""
+
+    function: SentFunction
+    id: str | None = None
+    type: str | None = None
+
+
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message. The fields from ``refusal`` on come back from clients that resend an answer; they must be empty."""
+    """One message. ``refusal``, ``annotations``, ``audio`` and ``function_call`` come back from clients that resend an
+    answer; they must be empty. ``reasoning`` is another name of ``reasoning_content``."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -71,10 +87,10 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
+    tool_calls: list[SentCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True):
@@ -86,6 +102,12 @@ class ChatRequest(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

@@ -1,22 +1,32 @@
 """The response bodies of the API, as msgspec structs: a chunk is encoded in about a microsecond."""
 
+from typing import Literal
+
 import msgspec
 
 from tokenspeed.frontend.request import Usage
 from tokenspeed.messages import FinishReason
 
 MatchedStop = str | int | None
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct):
+    """``completion_tokens_details`` is there where reasoning is told apart."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(cls, usage: Usage) -> "UsageBody":
@@ -25,6 +35,7 @@ class UsageBody(msgspec.Struct):
             usage.completion_tokens,
             usage.prompt_tokens + usage.completion_tokens,
             PromptTokensDetails(usage.cached_tokens),
+            msgspec.UNSET if usage.reasoning_tokens is None else CompletionTokensDetails(usage.reasoning_tokens),
         )
 
 
@@ -63,17 +74,32 @@ class PromptLogprob(msgspec.Struct):
 PromptLogprobList = list[dict[str, PromptLogprob] | None]
 
 
+class FunctionCall(msgspec.Struct):
+    """``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
 class AssistantMessage(msgspec.Struct, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     matched_stop: MatchedStop
 
 
@@ -87,16 +113,30 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobList | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class CallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     role: str | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallDelta] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
     matched_stop: MatchedStop | msgspec.UnsetType = msgspec.UNSET
 
 

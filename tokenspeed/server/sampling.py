@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.request import GenerationRequest
 from tokenspeed.server.errors import ApiError
 from tokenspeed.server.requests import SamplingFields
@@ -33,6 +34,7 @@ def generation_request(
     logprobs: int,
     best_of: int | None = None,
     prompt_logprobs: int = -1,
+    parsing: Parsing | None = None,
 ) -> GenerationRequest:
     """Returns what AsyncLLM is asked for.
 
@@ -43,6 +45,7 @@ def generation_request(
         request_id: its name.
         max_tokens, logprobs, best_of: whose fields differ between the two kinds of completion.
         prompt_logprobs: the least that is needed; the request may ask for more.
+        parsing: what is to be told apart in the text.
 
     Raises:
         ApiError: 400, for fields that contradict each other.
@@ -67,6 +70,7 @@ def generation_request(
         logit_bias=_logit_bias(body.logit_bias or {}),
         seed=body.seed,
         logprobs=logprobs,
+        parsing=parsing,
         prompt_logprobs=max(prompt_logprobs, -1 if body.prompt_logprobs is None else body.prompt_logprobs),
         **values,
     )

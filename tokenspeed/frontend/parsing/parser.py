@@ -11,6 +11,7 @@ from tokenspeed.frontend.parsing.reader import Machine, Reader, Sink, Steps
 from tokenspeed.frontend.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, ToolFormat, WholeFormat
 from tokenspeed.frontend.parsing.thoughts import Thoughts
 from tokenspeed.frontend.parsing.typed import Tools
+from tokenspeed.frontend.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,11 @@ class Parsing:
         elif reasoning is not None:
             found.update((reasoning.opening, reasoning.closing))
         return frozenset(found)
+
+    def marker_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """The special tokens among the markers: they must not be left out of the text."""
+        markers = self.markers
+        return frozenset(one for one in tokenizer.special_ids if markers and tokenizer.token_name(one) in markers)
 
     @property
     def needed(self) -> bool:

@@ -189,6 +189,7 @@ class Machine:
     def __init__(self, grammar: Callable[[Reader], Steps[None]]) -> None:
         self._reader = Reader()
         self._steps = grammar(self._reader)
+        next(self._steps, None)  # to the place where it waits for text; what it knows before that is known then
 
     def push(self, text: str) -> None:
         """Takes the next piece."""

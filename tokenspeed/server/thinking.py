@@ -1,0 +1,45 @@
+"""How much a request wants the model to think, in the words of the model's chat template."""
+
+from typing import Any
+
+from tokenspeed.frontend.parsing.registry import REASONING_FORMATS, WholeFormat
+from tokenspeed.server.errors import ApiError
+
+EFFORTS = ("none", "off", "minimal", "low", "medium", "high", "xhigh", "max")
+_OFF = ("none", "off")
+
+
+def thinking_variables(effort: str | None, *, switch: str, reasoning_format: str) -> dict[str, Any]:
+    """Returns the template's variables for ``reasoning_effort``; {} where the request says nothing.
+
+    Args:
+        effort: of the request.
+        switch, reasoning_format: of the served model's formats.
+
+    Raises:
+        ApiError: 400 for a word that is unknown to the API or to the model, or where nothing says what the template
+            makes of it.
+    """
+    if effort is None:
+        return {}
+    if effort not in EFFORTS:
+        raise _wrong(f"is {effort!r}; it must be one of {', '.join(EFFORTS)}", "invalid_value")
+    if not switch:
+        raise _wrong(
+            "is not supported by this model as it is served: nothing says which variable of its chat template switches "
+            "reasoning. Start the server with --thinking-switch NAME, or set formats.thinking_switch in the recipe",
+            "unsupported_field",
+        )
+    if switch == "reasoning_effort":
+        known = REASONING_FORMATS.get(reasoning_format)
+        words = known.efforts if isinstance(known, WholeFormat) else ()
+        if words and effort not in words:
+            raise _wrong(f"is {effort!r}; this model knows {', '.join(words)}", "invalid_value")
+        return {"reasoning_effort": effort}
+    on = effort not in _OFF
+    value: bool | str = on if switch != "thinking_mode" else "enabled" if on else "disabled"
+    return {switch: value, **({"reasoning_effort": effort} if on else {})}
+
+
+def _wrong(what: str, code: str) -> ApiError:
+    return ApiError(400, f"reasoning_effort {what}", code=code, param="reasoning_effort")
