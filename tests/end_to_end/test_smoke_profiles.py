@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from running_server import RunningServer
 
-from tokenspeed.recipes.catalogue import recipe_names
+from tokenspeed.recipes.catalogue import find_recipe, load_recipe, recipe_names
 
 A_DAY = 3
 
@@ -44,8 +44,13 @@ def test_a_smoke_profile_answers(name: str) -> None:
         }
         answers = [server.client.post("/v1/chat/completions", json=body).json() for _ in range(2)]
         first, second = (answer["choices"][0] for answer in answers)
-        assert first["message"]["content"] and first["message"] == second["message"], answers
+        said = (first["message"]["content"] or "") + first["message"].get("reasoning_content", "")
+        assert said and first["message"] == second["message"], answers
         assert answers[0]["usage"]["completion_tokens"] == 24, answers[0]
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+        offered = server.client.post("/v1/chat/completions", json=body | {"tools": tools})
+        has_format = bool(load_recipe(find_recipe(name)).recipe.formats.tools)
+        assert offered.status_code == (200 if has_format else 400), offered.text
         refused = server.client.post(
             "/v1/chat/completions",
             json=body | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
