@@ -17,6 +17,7 @@ from scripted_engine import MODEL, Stack, say, scripted_config
 
 from tokenspeed.recipes.resolved import FormatSettings
 from tokenspeed.server.app import create_app
+from tokenspeed.server.thinking import thinking_variables
 
 TEMPLATE = (
     "{% for tool in tools or [] %}<{{ tool | tojson }}>{% endfor %}"
@@ -202,7 +203,7 @@ async def test_logprobs_are_of_the_tokens_as_generated(hermes: Served) -> None:
     whole = (await hermes.post(CALLS, **asked))["choices"][0]["logprobs"]["content"]
     text = FAMILIES["hermes"].two
     assert bytes(byte for entry in whole for byte in entry["bytes"]) == text.encode()
-    for each in (1, 5):
+    for each in (1, 5, 500):
         hermes.say(text, each=each)
         assert joined(await hermes.post(CALLS, **asked, stream=True))["logprobs"] == whole
 
@@ -296,6 +297,8 @@ def deep(depth: int) -> dict[str, Any]:
         (tool(parameters={"properties": {"a": {"type": "text"}}}), f"{PROPERTIES}.a.type", "text"),
         (tool(parameters={"properties": {"a": {"anyOf": [1]}}}), f"{PROPERTIES}.a.anyOf[0]", "1"),
         (tool(parameters={"properties": {"a": {"enum": []}}}), f"{PROPERTIES}.a.enum", "list"),
+        (tool(parameters={"properties": {"a": {"items": [{}, "x"]}}}), f"{PROPERTIES}.a.items[1]", "'x'"),
+        (tool(parameters={"properties": {"a": {"items": 3}}}), f"{PROPERTIES}.a.items", "3"),
         (tool(parameters=deep(40)), None, "schemas deep"),
         (tool(description="x" * 70_000), "tools[0]", "65536"),
         ({"tools": [declared(f"f{at}") for at in range(129)]}, "tools", "128"),
@@ -375,6 +378,15 @@ async def test_reasoning_effort_is_the_templates_switch(switch: str, effort: str
         assert served.prompt().endswith(ends)
         await served.post(CHAT, reasoning_effort=effort, chat_template_kwargs={"enable_thinking": "mine"})
         assert "mine" in served.prompt()
+
+
+def test_efforts_in_the_words_of_templates() -> None:
+    def said(effort: str | None, switch: str) -> dict[str, Any]:
+        return thinking_variables(effort, switch=switch, reasoning_format="minimax_m3")
+
+    assert said(None, "") == {} and said("off", "thinking") == {"thinking": False}
+    assert said("none", "thinking_mode") == {"thinking_mode": "disabled"}
+    assert said("max", "thinking_mode") == {"thinking_mode": "enabled", "reasoning_effort": "max"}
 
 
 async def test_gpt_oss_knows_three_efforts() -> None:

@@ -85,7 +85,9 @@ class Choice:
         if output.finish_reason is not None and not self.finished:
             self._end(output, delta)
         if self._parser is not None:
-            delta.parts = merged(delta.parts + self._parser.finish() if self.finished else delta.parts)
+            if self.finished:
+                delta.parts += self._parser.finish(complete=isinstance(delta.matched_stop, int))
+            delta.parts = merged(delta.parts)
         return delta if delta.text or delta.token_ids or delta.finish_reason else None
 
     @property

@@ -28,7 +28,10 @@ def schema_problem(schema: Any, where: str) -> tuple[str, str] | None:
         problem = _keyword_problem(part, place)
         if problem is not None:
             return problem
-        waiting += [(inner, f"{place}.{key}", depth + 1) for key in _ONES if (inner := part.get(key)) is not None]
+        ones = {key: part[key] for key in _ONES if part.get(key) is not None}
+        if isinstance(ones.get("items"), list):  # how older drafts describe the first items
+            waiting += [(one, f"{place}.items[{at}]", depth + 1) for at, one in enumerate(ones.pop("items"))]
+        waiting += [(inner, f"{place}.{key}", depth + 1) for key, inner in ones.items()]
         for key in _MAPS:
             waiting += [(inner, f"{place}.{key}.{name}", depth + 1) for name, inner in part.get(key, {}).items()]
         for key in _LISTS:

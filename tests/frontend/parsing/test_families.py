@@ -200,6 +200,14 @@ def test_ids_are_what_templates_take_back() -> None:
     assert all(one.startswith("call_") for one in ids("qwen3")) and len(set(ids("qwen3"))) == 2
 
 
+def test_an_end_token_ends_the_call_of_gpt_oss() -> None:
+    """``<|call|>`` is one, so the text ends before it."""
+    text = FAMILIES["gpt_oss"].one.removesuffix("<|call|>")
+    for complete in (True, False):
+        parser = AnswerParser(FAMILIES["gpt_oss"].parsing())
+        assert put_together(parser.push(text) + parser.finish(complete)).calls[0].complete == complete
+
+
 def test_markers_are_kept_only_where_they_are_needed() -> None:
     assert Parsing(tool_format="kimi_k2").markers == frozenset() and not Parsing(tool_format="kimi_k2").needed
     assert "<|tool_call_begin|>" in FAMILIES["kimi_k2"].parsing().markers

@@ -64,7 +64,7 @@ def _body(reader: Reader, out: Out, header: str, separate: bool) -> Steps[str]:
         out.in_reasoning = True
         sink = out.reasoning if separate else out.content
     end = yield from reader.through((*_ENDS, _START), sink)
-    if recipient is not None and end:
+    if recipient is not None and (end or reader.complete):
         out.end()
     out.in_reasoning = out.in_reasoning and not end
     return end

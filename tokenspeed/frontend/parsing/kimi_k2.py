@@ -30,7 +30,8 @@ def _call(reader: Reader, out: Out) -> Steps[None]:
     mark = yield from reader.through((_ARGUMENTS, _CALL_END, _SECTION_END), header.append)
     written = "".join(header)
     id_ = written.strip()
-    name = id_.removeprefix("functions.").rpartition(":")[0] or id_.removeprefix("functions.")
+    before, colon, index = id_.removeprefix("functions.").rpartition(":")
+    name = before if colon else index
     if mark != _ARGUMENTS or not name:
         out.content(_CALL + written + mark)
         return

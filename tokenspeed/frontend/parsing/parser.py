@@ -81,11 +81,14 @@ class AnswerParser:
         self._machine.push(text)
         return merged(self._out.take())
 
-    def finish(self) -> list[Part]:
-        """The choice ended: returns what is left. Nothing may be pushed after it."""
-        self._machine.finish()
+    def finish(self, complete: bool = False) -> list[Part]:
+        """The choice ended: returns what is left. Nothing may be pushed after it.
+
+        ``complete``: one of the model's own end tokens ended it. Where such a token ends a call, it is no text.
+        """
+        self._machine.finish(complete)
         if self._behind is not None:
-            self._behind.finish()
+            self._behind.finish(complete)
         self._out.flush()
         return merged(self._out.take())
 

@@ -21,11 +21,17 @@ _WORD = re.compile(r"[\w.:\-]*")
 
 
 class Reader:
-    """The text that was not read yet. ``ended`` says that no more will come."""
+    """The text that was not read yet.
+
+    Attributes:
+        ended: no more will come.
+        complete: no more will come because the model ended its answer, not because it was cut off.
+    """
 
     def __init__(self) -> None:
         self._text = ""
         self.ended = False
+        self.complete = False
         self._kept: list[str] | None = None
 
     def feed(self, text: str) -> None:
@@ -196,8 +202,8 @@ class Machine:
         self._reader.feed(text)
         next(self._steps, None)
 
-    def finish(self) -> None:
-        """The text is whole."""
-        self._reader.ended = True
+    def finish(self, complete: bool = False) -> None:
+        """No more text will come; ``complete``: because the model ended its answer."""
+        self._reader.ended, self._reader.complete = True, complete
         for _ in self._steps:
             pass
