@@ -71,6 +71,7 @@ OUTPUT_ARGUMENT = {
     "recurrent.gated_delta": 12,
     "rotary.apply": 0,
     "sampling.apply_penalties": 0,
+    "sampling.apply_token_mask": 0,
     "sampling.has_nan": 1,
     "sampling.logprobs": 3,
     "sampling.sample": 8,

@@ -178,6 +178,8 @@ wrong = [
     (prologue, (f(1, 2, 8), f(1, 1, 8), f(1, 1, 8), i(1), f(6, 8), None, None, 1e-5, cache, cache, i(1).long() + 12)),
     (bind_logprobs().fn, (f(2, 5), i(2) + 5, 0, f(2), i(2, 0), f(2, 0))),
     (bind_has_nan().fn, (f(2, 5), i(2))),
+    (bind_apply_token_mask().fn, (f(2, 33), i(3, 1), i(2))),
+    (bind_apply_token_mask().fn, (f(2, 33), i(3, 2), i(2) + 3)),
 ]
 for fn, arguments in wrong:
     try:
@@ -196,7 +198,7 @@ def test_debug_mode_checks_arguments() -> None:
     result = _run(DEBUG_CALLS, TOKENSPEED_KERNEL_DEBUG="1")
     assert result.returncode == 0, result.stdout + result.stderr
     messages = result.stdout.splitlines()
-    assert len(messages) == 18
+    assert len(messages) == 20
     assert messages[0] == "x has shape [2, 9]; it must be [2, 8]"
     assert "page_table holds values from 2 to 3; they must lie in [0, 3)" in messages
     assert "page_table holds values from 2 to 100; they must lie in [0, 3)" in messages

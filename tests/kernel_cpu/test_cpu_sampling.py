@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from tokenspeed_kernel.ops import bind_apply_penalties, bind_has_nan, bind_logprobs, bind_sample
+from tokenspeed_kernel.ops import (
+    bind_apply_penalties,
+    bind_apply_token_mask,
+    bind_has_nan,
+    bind_logprobs,
+    bind_sample,
+)
 from tokenspeed_kernel.ops.sampling import uniform
 from tokenspeed_kernel_cpu import _native
 
@@ -125,6 +131,22 @@ def test_penalties(instruction_set: str, mask_dtype: torch.dtype) -> None:
     bind_apply_penalties(override="reference").fn(theirs, counts, mask, rows, presence, frequency, repetition)
     assert torch.equal(ours, theirs)
     assert torch.equal(ours[3], logits[3])
+
+
+@pytest.mark.parametrize("size", [1, 31, 64, 1000])
+def test_token_masks(instruction_set: str, size: int) -> None:
+    logits = torch.randn(9, size)
+    mask = torch.randint(-(1 << 31), 1 << 31, (4, -(-size // 32)), dtype=torch.int64).to(torch.int32)
+    mask[1], mask[2] = -1, 0
+    rows = torch.tensor([0, 1, 2, 3, -1, 3, 0, -1, 2], dtype=torch.int32)
+    ours, theirs = logits.clone(), logits.clone()
+    bound = bind_apply_token_mask()
+    assert bound.spec.name == "cpu_sampling_apply_token_mask"
+    bound.fn(ours, mask, rows)
+    bind_apply_token_mask(override="reference").fn(theirs, mask, rows)
+    assert torch.equal(ours, theirs)
+    assert torch.equal(ours[[1, 4, 7]], logits[[1, 4, 7]])
+    assert torch.isinf(ours[[2, 8]]).all()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from scripted_engine import snapshot
 
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
+    Constraint,
     EngineInput,
     EngineOutput,
     EngineSnapshot,
@@ -30,7 +31,17 @@ def test_input_round_trip() -> None:
     message = EngineInput(
         version=PROTOCOL_VERSION,
         submits=[
-            Submit(handle=1, request_id="a", prompt=b"\1\0\0\0", max_new_tokens=4, sampling=sampling, namespace=b"salt")
+            Submit(
+                handle=1, request_id="a", prompt=b"\1\0\0\0", max_new_tokens=4, sampling=sampling, namespace=b"salt"
+            ),
+            Submit(
+                handle=2,
+                request_id="b",
+                prompt=b"\1\0\0\0",
+                max_new_tokens=4,
+                sampling=sampling,
+                constraint=Constraint(kind="regex", text="[äö]+", begin_after="</think>"),
+            ),
         ],
         finishes=[Finish(7, 3)],
         aborts=[8, 9],
@@ -69,7 +80,7 @@ def test_another_version_is_refused_by_name() -> None:
         decode_output(data)
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", encode(EngineInput(version=1))[:-1]])
+@pytest.mark.parametrize("data", [b"", b"\xc1", encode(EngineInput(version=PROTOCOL_VERSION))[:-1]])
 def test_damaged_messages_are_refused(data: bytes) -> None:
     with pytest.raises(WireError, match="cannot be read"):
         decode_input(data)

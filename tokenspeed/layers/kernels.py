@@ -57,6 +57,7 @@ OPERATIONS = (
     "moe.table_route",
     "sampling.sample",
     "sampling.apply_penalties",
+    "sampling.apply_token_mask",
     "sampling.logprobs",
     "sampling.has_nan",
 )
@@ -390,6 +391,10 @@ class KernelBinder:
     def apply_penalties(self) -> Kernel:
         """``fn(logits, counts, prompt_mask, rows, presence, frequency, repetition)``."""
         return self._keep(ops.bind_apply_penalties(override=self._overrides.get("sampling.apply_penalties")))
+
+    def apply_token_mask(self) -> Kernel:
+        """``fn(logits, mask int32 [R, ceil(V / 32)], rows)``."""
+        return self._keep(ops.bind_apply_token_mask(override=self._overrides.get("sampling.apply_token_mask")))
 
     def logprobs(self) -> Kernel:
         """``fn(logits, ids, k, out_logprob, top_ids, top_logprobs)``."""

@@ -5,6 +5,13 @@ happened since the last one, the engine answers with an ``EngineOutput`` for the
 ``EngineStatus`` (start-up phases, readiness, the end) or an ``EngineSnapshot`` (telemetry).
 """
 
+from tokenspeed.messages.constraint import (
+    CONSTRAINT_KINDS,
+    MAX_BEGIN_BYTES,
+    MAX_CONSTRAINT_BYTES,
+    Constraint,
+    ConstraintKind,
+)
 from tokenspeed.messages.input import EngineInput, Finish, Submit
 from tokenspeed.messages.output import (
     EngineFacts,
@@ -27,7 +34,12 @@ from tokenspeed.messages.wire import (
 )
 
 __all__ = [
+    "CONSTRAINT_KINDS",
+    "MAX_BEGIN_BYTES",
+    "MAX_CONSTRAINT_BYTES",
     "PROTOCOL_VERSION",
+    "Constraint",
+    "ConstraintKind",
     "EngineFacts",
     "EngineInput",
     "EngineOutput",

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tokenspeed.messages.constraint import Constraint
 from tokenspeed.messages.sampling import SamplingParameters
 
 
@@ -16,6 +17,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         declared: whether the client asked for ``max_new_tokens`` (a default of the API counts as undeclared).
         priority: larger runs first; age breaks ties.
         namespace: what keeps equal token ids apart in the prefix cache (cache salt, adapter, image hashes).
+        constraint: what the output must look like; None is free text. It is compiled before the request is scheduled.
 
     The stop token ids of the sampling parameters end the request inside the engine; stop strings are found in the
     frontend, which sends ``Finish``.
@@ -29,6 +31,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     declared: bool = True
     priority: int = 0
     namespace: bytes = b""
+    constraint: Constraint | None = None
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):

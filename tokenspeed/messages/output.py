@@ -41,10 +41,11 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         prompt_logprobs: a slice of the prompt's, where asked for.
         cached_tokens: prompt tokens that came from the prefix cache; sent with the first output, else -1.
         finish_reason: set in a request's last output.
-        stop_token_id: the token that ended it when the reason is "stop", else -1.
+        stop_token_id: the token that ended it when the reason is "stop", else -1; -1 too where a constraint is
+            fulfilled and nothing may follow.
         error: what went wrong, for "error" and for an "abort" that the engine decided.
         error_code: "context_length_exceeded", "capacity", "nan_logits", "step_failed", "cache_load_failed",
-            "draining", "invalid_request"; "" without an error.
+            "draining", "invalid_request", "invalid_constraint", "constraint_failed"; "" without an error.
     """
 
     handle: int

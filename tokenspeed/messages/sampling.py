@@ -11,7 +11,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, omit_default
     position counts prompt and output tokens, so that a token does not depend on what else runs.
 
     The order in which the parameters apply to the logits: logit bias, the mask of ``min_tokens``, repetition penalty,
-    presence and frequency penalties, temperature, top-k, top-p, min-p.
+    presence and frequency penalties, the mask of a constraint (``Submit.constraint``), temperature, top-k, top-p,
+    min-p.
 
     Attributes:
         temperature: divides the logits; above 0.
@@ -22,7 +23,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, omit_default
         frequency_penalty: subtracted from a token's logit as often as the output contains it.
         repetition_penalty: divides (multiplies, where negative) the logits of the tokens of prompt and output; above 0.
         logit_bias: token id to the value added to its logit.
-        min_tokens: the stop token ids are masked until so many tokens are generated.
+        min_tokens: the stop token ids are masked until so many tokens are generated; a constraint after which nothing
+            may follow ends the choice earlier all the same.
         stop_token_ids: the tokens that end the choice (end-of-sequence ids included unless they are to be ignored).
         seed: 64 bits.
         choice: index of the choice among the ``n`` of its request.

@@ -7,7 +7,7 @@ import msgspec
 from tokenspeed.messages.input import EngineInput
 from tokenspeed.messages.output import EngineOutput, EngineSnapshot, EngineStatus
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 _Message = TypeVar("_Message", EngineInput, EngineOutput | EngineStatus | EngineSnapshot)
 

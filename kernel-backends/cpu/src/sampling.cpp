@@ -160,6 +160,26 @@ void apply_penalties(float* logits, int64_t rows, int64_t size, const int32_t* c
     });
 }
 
+// Bit i of `mask` says whether values[i] stays. Most words of a mask are all ones or all zeros.
+void mask_row(float* values, int64_t size, const uint32_t* mask) {
+    for (int64_t begin = 0; begin < size; begin += 32) {
+        const uint32_t word = mask[begin / 32];
+        if (word == 0xFFFFFFFFu) continue;
+        const int64_t count = std::min<int64_t>(32, size - begin);
+        for (int64_t bit = 0; bit < count; ++bit) {
+            if ((word >> bit & 1u) == 0) values[begin + bit] = -kInfinity;
+        }
+    }
+}
+
+void apply_token_mask(float* logits, int64_t rows, int64_t size, const uint32_t* mask, const int32_t* mask_rows) {
+    const int64_t words = (size + 31) / 32;
+    const int threads = rows > 1 ? threads_for(static_cast<double>(rows * size) * 0.2) : 1;
+    parallel_for(rows, threads, [&](int64_t row) {
+        if (mask_rows[row] >= 0) mask_row(logits + row * size, size, mask + mask_rows[row] * words);
+    });
+}
+
 // log(sum(exp(values))).
 float log_sum_exp(const KernelTable& table, const float* values, int64_t size) {
     constexpr int64_t kChunk = 1024;
@@ -259,6 +279,10 @@ void bind_sampling(nanobind::module_& m) {
         apply_penalties(at<float>(logits), rows, size, at<const int32_t>(counts), at<const uint8_t>(prompt_mask),
                         at<const int32_t>(pool_rows), at<const float>(presence), at<const float>(frequency),
                         at<const float>(repetition));
+    });
+    m.def("apply_token_mask", [](Address logits, int64_t rows, int64_t size, Address mask, Address mask_rows) {
+        nb::gil_scoped_release released;
+        apply_token_mask(at<float>(logits), rows, size, at<const uint32_t>(mask), at<const int32_t>(mask_rows));
     });
     m.def("logprobs", [](Address logits, int64_t rows, int64_t size, Address ids, int64_t k, Address out, Address top_ids,
                          Address top_logprobs) {

@@ -272,6 +272,7 @@ def register() -> None:
     _register("attention.merge_partials", latent.merge_partials, frozenset({MERGE_SIGNATURE}), {"head_dim": Range(1)})
     _register("sampling.sample", sampling.sample, _SAMPLING)
     _register("sampling.apply_penalties", sampling.apply_penalties, _SAMPLING)
+    _register("sampling.apply_token_mask", sampling.apply_token_mask, _SAMPLING)
     _register("sampling.logprobs", sampling.logprobs, _SAMPLING)
     _register("sampling.has_nan", sampling.has_nan, _SAMPLING)
     _register("gemm.head_linear", head_linear.make_head_linear, _LINEAR, _SIZES)

@@ -1,4 +1,4 @@
-"""sampling.sample, .apply_penalties, .logprobs and .has_nan; contract in tokenspeed_kernel.ops.sampling."""
+"""The operations of sampling; contract in tokenspeed_kernel.ops.sampling."""
 
 import torch
 
@@ -42,6 +42,13 @@ def _check_penalties(
     expect_range("rows", rows, 0, counts.shape[0])
     for name, tensor in (("presence", presence), ("frequency", frequency), ("repetition", repetition)):
         expect(name, tensor, torch.float32, logits.shape[:1])
+
+
+def _check_token_mask(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:
+    expect("logits", logits, torch.float32, logits.shape[:2])
+    expect("mask", mask, torch.int32, (mask.shape[0], -(-logits.shape[1] // 32)))
+    expect("rows", rows, torch.int32, logits.shape[:1])
+    expect_range("rows", rows, -1, mask.shape[0])
 
 
 def _check_logprobs(
@@ -118,6 +125,12 @@ def apply_penalties(
         frequency.data_ptr(),
         repetition.data_ptr(),
     )
+
+
+@checked(_check_token_mask)
+def apply_token_mask(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:
+    """-inf for the tokens that a mask leaves out, in place; rows of -1 are left alone."""
+    _native.apply_token_mask(logits.data_ptr(), logits.size(0), logits.size(1), mask.data_ptr(), rows.data_ptr())
 
 
 @checked(_check_logprobs)

@@ -178,6 +178,50 @@ def penalty_cases(_signature: FormatSignature, generator: torch.Generator) -> It
             yield _penalty_case(f"{rows} x {vocabulary}, {dtype}", rows, vocabulary, dtype, generator)
 
 
+def _mask_case(name: str, logits: torch.Tensor, allowed: torch.Tensor, rows: list[int]) -> Case:
+    """``allowed`` bool [R, V]; bits beyond V are drawn at random."""
+    vocabulary, count = logits.shape[1], len(rows)
+    words = -(-vocabulary // 32)
+    packed = [
+        [
+            sum(1 << bit for bit in range(32) if 32 * word + bit >= vocabulary or row[32 * word + bit])
+            for word in range(words)
+        ]
+        for row in allowed.tolist()
+    ]
+    mask = (
+        torch.tensor(packed, dtype=torch.int64).reshape(-1, words).to(torch.int32)
+    )  # the upper half wraps to negative
+
+    def run(fn: KernelFunction, buffers: Buffers, step: int) -> Outputs:
+        out, held = buffers.writable("logits", logits), buffers.read_only("mask", mask)
+        index = buffers.read_only("rows", torch.tensor(rows, dtype=torch.int32))
+        for start in range(0, max(1, count), max(1, step)):
+            fn(out[start : start + step], held, index[start : start + step])
+        return {"logits": out}
+
+    def expect() -> dict[str, Expectation]:
+        expected = logits.clone()
+        for place, row in enumerate(rows):
+            for token in range(vocabulary if row >= 0 else 0):
+                if not allowed[row, token]:
+                    expected[place, token] = -math.inf
+        return {"logits": Exact(expected)}
+
+    return Case(name, {}, lambda fn, b: run(fn, b, count), expect, split=lambda fn, b: run(fn, b, 1))
+
+
+def mask_cases(_signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
+    """Words of all, none and some; a vocabulary that ends inside a word; rows left alone, shared and permuted; none."""
+    yield _mask_case("no rows", torch.empty(0, 40), torch.ones(1, 40, dtype=torch.bool), [])
+    for vocabulary in (1, 31, 32, 33, 1000):
+        logits = torch.randn(5, vocabulary, generator=generator)
+        allowed = torch.rand(4, vocabulary, generator=generator) < 0.4
+        allowed[1], allowed[2] = True, False
+        yield _mask_case(f"vocabulary {vocabulary}", logits, allowed, [3, -1, 1, 0, 3])
+        yield _mask_case(f"vocabulary {vocabulary}, nothing allowed", logits, allowed, [2, 2, -1, -1, 2])
+
+
 def _logprob_case(name: str, logits: torch.Tensor, ids: torch.Tensor, k: int) -> Case:
     rows, vocabulary = logits.shape
 
@@ -246,5 +290,6 @@ def nan_cases(_signature: FormatSignature, generator: torch.Generator) -> Iterat
 
 register_cases("sampling.sample", sample_cases)
 register_cases("sampling.apply_penalties", penalty_cases)
+register_cases("sampling.apply_token_mask", mask_cases)
 register_cases("sampling.logprobs", logprob_cases)
 register_cases("sampling.has_nan", nan_cases)

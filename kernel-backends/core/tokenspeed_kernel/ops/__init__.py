@@ -23,7 +23,13 @@ from tokenspeed_kernel.ops.norm import bind_fused_add_rms_norm, bind_rms_norm
 from tokenspeed_kernel.ops.quantize import bind_quantize_rows, bind_restore
 from tokenspeed_kernel.ops.ragged import bind_attention_ragged
 from tokenspeed_kernel.ops.rotary import bind_rotary
-from tokenspeed_kernel.ops.sampling import bind_apply_penalties, bind_has_nan, bind_logprobs, bind_sample
+from tokenspeed_kernel.ops.sampling import (
+    bind_apply_penalties,
+    bind_apply_token_mask,
+    bind_has_nan,
+    bind_logprobs,
+    bind_sample,
+)
 from tokenspeed_kernel.ops.scaling import bind_scale_rows
 from tokenspeed_kernel.ops.sparse import bind_index_prologue, bind_index_select, bind_mla_selected
 from tokenspeed_kernel.ops.table_route import bind_table_route
@@ -32,6 +38,7 @@ __all__ = [
     "bind_add",
     "bind_apply_penalties",
     "bind_apply_sinks",
+    "bind_apply_token_mask",
     "bind_attention_decode",
     "bind_attention_extend",
     "bind_attention_ragged",

@@ -1,4 +1,4 @@
-"""sampling.sample, sampling.apply_penalties, sampling.logprobs and sampling.has_nan.
+"""sampling.sample, sampling.apply_penalties, sampling.apply_token_mask, sampling.logprobs and sampling.has_nan.
 
 sample
     ``fn(logits, temperature, top_k, top_p, min_p, seed, choice, position, out) -> None``
@@ -34,6 +34,12 @@ apply_penalties
     Where the prompt or the output holds a token: logit = logit / repetition if logit > 0 else logit * repetition.
     Then logit -= frequency * count; then logit -= presence where count > 0. All in float32.
 
+apply_token_mask
+    ``fn(logits, mask, rows) -> None``
+    logits float32 [S, V], in place. mask int32 [R, ceil(V / 32)]: token t may be drawn where bit t % 32 of word t // 32
+    is set; bits from V on say nothing. rows int32 [S]: the row of ``mask`` for each row of logits, or -1 for a row
+    that is left alone. The logits of tokens that may not be drawn become -inf; the others stay as they are.
+
 logprobs
     ``fn(logits, ids, k, out_logprob, top_ids, top_logprobs) -> None``
     logits float32 [S, V], left alone; ids int32 [S], each in [0, V); k a Python int in [0, V]; out_logprob float32
@@ -68,6 +74,7 @@ SAMPLE = _declare("sample", "logits [S, V], temperature, top_k, top_p, min_p, se
 APPLY_PENALTIES = _declare(
     "apply_penalties", "logits [S, V] in/out, counts [R, V], prompt_mask [R, V], rows, presence, frequency, repetition"
 )
+APPLY_TOKEN_MASK = _declare("apply_token_mask", "logits [S, V] in/out, mask int32 [R, ceil(V / 32)], rows int32 [S]")
 LOGPROBS = _declare("logprobs", "logits [S, V], ids [S], k, out_logprob [S], top_ids [S, k], top_logprobs [S, k]")
 HAS_NAN = _declare("has_nan", "logits [S, V], out bool [S]")
 
@@ -170,6 +177,16 @@ def reference_apply_penalties(
     logits -= presence.unsqueeze(1) * (count > 0)
 
 
+@register_kernel(_reference_spec("apply_token_mask"))
+def reference_apply_token_mask(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:
+    """sampling.apply_token_mask by PyTorch."""
+    bits = torch.arange(32, dtype=torch.int32)
+    for place, row in enumerate(rows.tolist()):
+        if row >= 0:
+            allowed = (mask[row].unsqueeze(1) >> bits) & 1
+            logits[place].masked_fill_(allowed.flatten()[: logits.shape[1]] == 0, -torch.inf)
+
+
 @register_kernel(_reference_spec("logprobs"))
 def reference_logprobs(
     logits: torch.Tensor,
@@ -202,6 +219,11 @@ def bind_sample(*, override: str | None = None) -> Bound:
 def bind_apply_penalties(*, override: str | None = None) -> Bound:
     """Chooses ``fn(logits, counts, prompt_mask, rows, presence, frequency, repetition)``."""
     return bind("sampling", "apply_penalties", SAMPLING_SIGNATURE, {}, override=override)
+
+
+def bind_apply_token_mask(*, override: str | None = None) -> Bound:
+    """Chooses ``fn(logits, mask, rows)``."""
+    return bind("sampling", "apply_token_mask", SAMPLING_SIGNATURE, {}, override=override)
 
 
 def bind_logprobs(*, override: str | None = None) -> Bound:
