@@ -17,6 +17,43 @@ if TYPE_CHECKING:
     from tokenspeed_scheduler import Plan
 
 
+class TokenMatcher(Protocol):
+    """Which tokens may come next in one choice under a grammar. Forward thread only.
+
+    The same tokens accepted lead to the same masks, whether they were filled in between or not: a request that was
+    retracted begins with a fresh matcher that accepts its output again.
+    """
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text may end where it is; known after ``fill``."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on; "" while it can."""
+        ...
+
+    def fill(self, mask: NDArray[np.int32]) -> None:
+        """Sets bit t % 32 of word t // 32 where token t may come next, and clears all others.
+
+        ``mask`` is int32 [ceil(V / 32)]. End tokens are never among them: whether they may come is ``may_end``.
+        """
+        ...
+
+    def accept(self, token: int) -> None:
+        """The choice goes on with ``token``, which the last mask allowed."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled constraint."""
+
+    def matcher(self) -> TokenMatcher:
+        """Returns a matcher of its own for one choice. Forward thread only."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class RowStart:
     """Said once, when a request begins in a pool row: its first chunk, or its first row after it was restored.
@@ -33,6 +70,7 @@ class RowStart:
         prompt: int32 token ids of the prompt; the sampler counts them where a penalty asks, prompt log-probabilities
             are taken of them.
         output: int32 token ids generated before (after a retraction), else empty.
+        grammar: what the output must look like; None is free.
     """
 
     handle: int
@@ -40,6 +78,7 @@ class RowStart:
     sampling: SamplingParameters
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +110,8 @@ class StepResult:
         logprobs: float32 [rows] of the sampled token, or None where no row asked.
         top_ids, top_logprobs: int32 and float32 [rows, k], k the largest count asked for; or None.
         prompt_logprobs: plan row to the slice of prompt log-probabilities that this chunk gave.
+        complete: plan rows whose grammar lets nothing follow the token they drew: their text is whole.
+        refused: plan row to why its grammar left no token to draw; the row's token is -1.
         operations: the plan's copies, each with its outcome; storage operations run on and are told by
             ``DeviceHandle.finished_operations``.
         timings: see StepTimings.
@@ -83,6 +124,8 @@ class StepResult:
     top_ids: NDArray[np.int32] | None = None
     top_logprobs: NDArray[np.float32] | None = None
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    complete: frozenset[int] = frozenset()
+    refused: dict[int, str] = field(default_factory=dict)
     operations: tuple[OperationOutcome, ...] = ()
     timings: StepTimings
 

@@ -190,29 +190,31 @@ def _result(
     """Spreads what the sampling rows gave over all rows of the plan. All arrays are copies."""
     count = step.rows.shape[0]
     tokens, nan = np.full(count, -1, np.int32), np.zeros(count, np.bool_)
-    logprobs: Logprobs | None = None
-    if sampled is not None:
-        tokens[step.sampling], nan[step.sampling] = sampled.tokens, sampled.nan
-        logprobs = sampled.logprobs
-    if logprobs is None:
+    if sampled is None:
         return StepResult(
             forward_id=forward_id, tokens=tokens, nan=nan, prompt_logprobs=prompt_logprobs, timings=timings
         )
+    tokens[step.sampling], nan[step.sampling] = sampled.tokens, sampled.nan
+    result = StepResult(
+        forward_id=forward_id,
+        tokens=tokens,
+        nan=nan,
+        prompt_logprobs=prompt_logprobs,
+        complete=frozenset(step.sampling[sampled.complete].tolist()) if sampled.complete else frozenset(),
+        refused={int(step.sampling[place]): text for place, text in sampled.refused.items()},
+        timings=timings,
+    )
+    return result if sampled.logprobs is None else _with_logprobs(result, step, sampled.logprobs)
+
+
+def _with_logprobs(result: StepResult, step: Step, logprobs: Logprobs) -> StepResult:
+    count = step.rows.shape[0]
     k = logprobs.top_ids.shape[1]
     spread, top_ids = np.full(count, np.nan, np.float32), np.full((count, k), -1, np.int32)
     top_logprobs = np.full((count, k), np.nan, np.float32)
     spread[step.sampling], top_ids[step.sampling] = logprobs.logprobs, logprobs.top_ids
     top_logprobs[step.sampling] = logprobs.top_logprobs
-    return StepResult(
-        forward_id=forward_id,
-        tokens=tokens,
-        nan=nan,
-        logprobs=spread,
-        top_ids=top_ids,
-        top_logprobs=top_logprobs,
-        prompt_logprobs=prompt_logprobs,
-        timings=timings,
-    )
+    return replace(result, logprobs=spread, top_ids=top_ids, top_logprobs=top_logprobs)
 
 
 def _empty_result(forward_id: int, *, queued: float, prepare: float) -> StepResult:

@@ -44,6 +44,8 @@ def commit_result(
     the end was found) is dropped: its token was never asked for.
     """
     commit = Commit(tokens=result.tokens, failed=result.nan.astype(np.uint8))
+    for index in result.refused:
+        commit.failed[index] = 1
     if lost:
         commit.failed |= np.isin(handles, list(lost)).astype(np.uint8)
         commit.tokens = np.where(commit.failed, np.int32(-1), result.tokens)
@@ -62,6 +64,10 @@ def commit_result(
             commit.nan_rows += 1
             commit.aborted.append(handle)
             commit.outputs.append(_failure(request, "nan_logits", "the model's logits were not numbers"))
+            continue
+        if index in result.refused:
+            commit.aborted.append(handle)
+            commit.outputs.append(_failure(request, "constraint_failed", result.refused[index]))
             continue
         prompt_logprobs = result.prompt_logprobs.get(index)
         if tokens[index] < 0:
@@ -98,6 +104,8 @@ def _sampled(
     stop_token_id = -1
     if token in request.stop_token_ids:
         reason, stop_token_id = "stop", token
+    elif index in result.complete:
+        reason = "stop"
     elif len(request.output) >= request.limit:
         reason = "length"
     if reason is not None:

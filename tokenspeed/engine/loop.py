@@ -14,12 +14,14 @@ from typing import Protocol
 
 import numpy as np
 
-from tokenspeed.device.handle import DeviceHandle, OperationOutcome, PendingStep, RowStart, StepFailed
+from tokenspeed.device.handle import DeviceHandle, Grammar, OperationOutcome, PendingStep, RowStart, StepFailed
 from tokenspeed.engine.commit import Commit, commit_failure, commit_result
+from tokenspeed.engine.held import GrammarCompiler, HeldRequests
 from tokenspeed.engine.requests import LiveRequest
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
+    ConstraintError,
     EngineInput,
     EngineOutput,
     EngineSnapshot,
@@ -45,7 +47,7 @@ logger = logging.getLogger(__name__)
 IDLE_WAIT_MS = 1000
 BLOCKED_WAIT_MS = 5
 """Between two tries of a scheduler that planned nothing and waits for nothing on the device, but has work or waits for
-a storage operation."""
+a storage operation, and between two looks at a constraint that is being compiled."""
 
 STORAGE_KINDS = frozenset((OperationKind.STORAGE_QUERY, OperationKind.STORAGE_FETCH, OperationKind.STORAGE_PUT))
 """Operations that run beside the steps and are told at the head of a round; all others end with their step."""
@@ -83,6 +85,7 @@ class EventLoop:
         max_model_len: prompt plus output of one request.
         overlap: results that may be out when the next step is planned.
         storage: whether the scheduler plans storage operations, whose timeouts want to know the time (milliseconds).
+        grammars: compiles constraints beside the loop; None refuses requests that have one.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class EventLoop:
         max_model_len: int,
         overlap: int,
         storage: bool,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -104,6 +108,7 @@ class EventLoop:
         self._max_model_len = max_model_len
         self._overlap = overlap
         self._storage = storage
+        self._held = HeldRequests(grammars)
         self._clock = clock
         self._live: dict[int, LiveRequest] = {}
         self._in_flight: deque[_InFlight] = deque()
@@ -116,7 +121,7 @@ class EventLoop:
 
     def run(self) -> None:
         """Runs until drained, what is to be stored included. Raises EngineFailure where the engine cannot go on."""
-        while not (self._draining and not self._live and self._is_idle()):
+        while not (self._draining and not self._live and not self._held and self._is_idle()):
             self.round()
         self._publish()
 
@@ -143,7 +148,10 @@ class EventLoop:
         events: list[Event] = []
         for message in self._channel.receive(wait_ms):
             for submit in message.submits:
-                self._submit(submit)
+                if self._draining:
+                    self._refuse(submit, "draining", "the engine is shutting down and takes no new work")
+                elif not self._held.hold(submit):
+                    self._submit(submit)
             for finish in message.finishes:
                 if self._live.pop(finish.handle, None) is not None:
                     self._statistics.finished += 1
@@ -152,7 +160,11 @@ class EventLoop:
                 if self._live.pop(handle, None) is not None:
                     self._statistics.aborted += 1
                     events.append(Abort(handle))
+                elif self._held.drop(handle):
+                    self._statistics.aborted += 1
             self._draining = self._draining or message.drain
+        for submit, grammar in self._held.released():
+            self._submit(submit, grammar)
         return events
 
     def _storage_events(self) -> list[Event]:
@@ -168,18 +180,19 @@ class EventLoop:
         """How long this round may wait for input: not at all while a step is out or one can be planned."""
         if self._in_flight or not self._blocked:
             return 0
-        return BLOCKED_WAIT_MS if self._scheduler.has_work() or self._storage_out else IDLE_WAIT_MS
+        waits = self._scheduler.has_work() or self._storage_out or self._held
+        return BLOCKED_WAIT_MS if waits else IDLE_WAIT_MS
 
     def _is_idle(self) -> bool:
         """Whether nothing is out and the last round planned nothing and learned nothing."""
         return self._blocked and not self._in_flight and not self._storage_out
 
-    def _submit(self, submit: Submit) -> None:
-        if self._draining:
-            self._refuse(submit, "draining", "the engine is shutting down and takes no new work")
+    def _submit(self, submit: Submit, grammar: Grammar | ConstraintError | None = None) -> None:
+        if isinstance(grammar, ConstraintError):
+            self._refuse(submit, grammar.code, str(grammar))
             return
         try:
-            request = LiveRequest.of(submit, self._max_model_len)
+            request = LiveRequest.of(submit, self._max_model_len, grammar)
             self._scheduler.submit(
                 submit.handle,
                 request.prompt,

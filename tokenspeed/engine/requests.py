@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenspeed.device.handle import RowStart
+from tokenspeed.device.handle import Grammar, RowStart
 from tokenspeed.messages import Submit
 
 
@@ -18,6 +18,7 @@ class LiveRequest:
         prompt: int32 token ids of the prompt.
         limit: tokens after which it ends by length: its own ``max_new_tokens`` or what the model length leaves.
         stop_token_ids: tokens that end it.
+        grammar: what its output must look like; None is free.
         output: the tokens generated so far.
         cached_tokens: prompt tokens the prefix cache gave at its first start; -1 before.
         reported_cached: whether ``cached_tokens`` went out.
@@ -27,12 +28,13 @@ class LiveRequest:
     prompt: NDArray[np.int32]
     limit: int
     stop_token_ids: frozenset[int]
+    grammar: Grammar | None = None
     output: list[int] = field(default_factory=list)
     cached_tokens: int = -1
     reported_cached: bool = False
 
     @classmethod
-    def of(cls, submit: Submit, max_model_len: int) -> "LiveRequest":
+    def of(cls, submit: Submit, max_model_len: int, grammar: Grammar | None = None) -> "LiveRequest":
         """Returns the record of a request that was just submitted."""
         prompt = np.frombuffer(submit.prompt, dtype=np.int32)
         return cls(
@@ -40,6 +42,7 @@ class LiveRequest:
             prompt=prompt,
             limit=min(submit.max_new_tokens, max_model_len - len(prompt)),
             stop_token_ids=frozenset(submit.sampling.stop_token_ids),
+            grammar=grammar,
         )
 
     def start(self, row: int, prefix_len: int) -> RowStart:
@@ -52,4 +55,5 @@ class LiveRequest:
             sampling=self.submit.sampling,
             prompt=self.prompt,
             output=np.asarray(self.output, dtype=np.int32),
+            grammar=self.grammar,
         )

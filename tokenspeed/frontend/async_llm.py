@@ -27,7 +27,7 @@ from tokenspeed.frontend.generation import Generation, LiveChoice, Prompt
 from tokenspeed.frontend.parsing.parser import AnswerParser
 from tokenspeed.frontend.request import Delta, GenerationRequest
 from tokenspeed.frontend.text_assets import load_text_assets
-from tokenspeed.frontend.validate import check_request
+from tokenspeed.frontend.validate import check_constraint, check_request
 from tokenspeed.messages import EngineOutput, EngineSnapshot, EngineStatus, Finish, RequestOutput, Submit
 from tokenspeed.recipes.model_config import ModelConfig, read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig
@@ -162,6 +162,7 @@ class AsyncLLM:
         end or cancel it.
         """
         self._check_ready()
+        self._check_constraints(requests)
         prompts = [Prompt(request, await self._prompt_ids(request)) for request in requests]
         self._check_ready()  # tokenizing may have taken a while
         generation = Generation(prompts, self._abort)
@@ -278,6 +279,15 @@ class AsyncLLM:
         if not self.engine.ready:
             raise self.engine.unavailable()
 
+    def _check_constraints(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            if request.constraint is not None:
+                check_constraint(
+                    request.constraint,
+                    request.constraint_field,
+                    enabled=self.config.api.structured_output != "none",
+                )
+
     async def _prompt_ids(self, request: GenerationRequest) -> Sequence[int]:
         if isinstance(request.prompt, str):
             return await self.encode(request.prompt)
@@ -314,6 +324,7 @@ class AsyncLLM:
                     declared=request.max_tokens is not None,
                     priority=request.priority,
                     namespace=request.cache_salt.encode(),
+                    constraint=request.constraint,
                 )
             )
         if self.observer is not None:
@@ -328,7 +339,7 @@ class AsyncLLM:
             generation.usage.cached_tokens += item.cached_tokens
         if item.finish_reason == "error" or item.finish_reason == "abort":
             self._forget(live, item.finish_reason, now)
-            generation.fail(_engine_error(item))
+            generation.fail(_engine_error(item, live.prompt.request))
             return
         if item.token_ids:
             self._observe_tokens(live, item, now)
@@ -376,12 +387,15 @@ class AsyncLLM:
             )
 
 
-def _engine_error(item: RequestOutput) -> FrontendError:
+def _engine_error(item: RequestOutput, request: GenerationRequest) -> FrontendError:
     """What the engine said of a request, as the error its caller gets."""
     message = item.error or "the engine aborted the request"
+    if item.error_code in ("invalid_constraint", "constraint_failed"):
+        code = "invalid_value" if item.error_code == "invalid_constraint" else item.error_code
+        return RequestRefused(f"{request.constraint_field}: {message}", code, request.constraint_field)
     if item.error_code in ("context_length_exceeded", "capacity", "invalid_request"):
         return RequestRefused(message, item.error_code)
-    if item.error_code == "draining":
+    if item.error_code in ("draining", "constraint_busy"):
         return EngineUnavailable(message, item.error_code)
     return EngineFailed(message, item.error_code or "engine_error")
 

@@ -7,7 +7,7 @@ import msgspec
 
 from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.parsing.parts import Part
-from tokenspeed.messages import FinishReason, SamplingParameters, TokenLogprobs
+from tokenspeed.messages import Constraint, FinishReason, SamplingParameters, TokenLogprobs
 
 MAX_CHOICES = 128
 """The most choices of one prompt."""
@@ -39,6 +39,8 @@ class GenerationRequest:
         priority: larger runs first.
         parsing: what is to be told apart in the text; None leaves it as it is.
         cache_salt: requests share cached prefixes only with requests of the same salt.
+        constraint: what the text of every choice must look like; None is free text.
+        constraint_field: the caller's name for it, in errors.
 
     The others are those of SamplingParameters, except that ``temperature`` may be 0 (greedy).
     """
@@ -68,6 +70,8 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     parsing: Parsing | None = None
+    constraint: Constraint | None = None
+    constraint_field: str = "constraint"
 
     @property
     def generated_choices(self) -> int:

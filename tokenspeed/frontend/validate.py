@@ -3,6 +3,7 @@
 from tokenspeed.frontend.errors import ContextLengthExceeded, RequestRefused
 from tokenspeed.frontend.generation import Prompt
 from tokenspeed.frontend.request import MAX_CHOICES, MAX_LOGPROBS, GenerationRequest
+from tokenspeed.messages import MAX_CONSTRAINT_BYTES, Constraint
 from tokenspeed.recipes.model_config import ModelConfig
 
 
@@ -53,6 +54,21 @@ def _check_ranges(request: GenerationRequest) -> None:
     if "" in request.stop:
         raise RequestRefused(
             "stop holds an empty string, which would end every answer at once", "invalid_value", "stop"
+        )
+
+
+def check_constraint(constraint: Constraint, field: str, *, enabled: bool) -> None:
+    """Whether the engine may be asked to compile it; raises RequestRefused naming ``field``."""
+    if not enabled:
+        raise RequestRefused(
+            f"{field} is not supported: structured output is off on this server (api.structured_output)",
+            "unsupported_field",
+            field,
+        )
+    size = len(constraint.text.encode("utf-8", "surrogatepass"))
+    if size > MAX_CONSTRAINT_BYTES:
+        raise RequestRefused(
+            f"{field} has {size} bytes; at most {MAX_CONSTRAINT_BYTES} are compiled", "invalid_value", field
         )
 
 

@@ -9,6 +9,8 @@ from tokenspeed.device.handle import DeviceHandle
 from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.engine.loop import Channel, EngineFailure, EventLoop
 from tokenspeed.engine.statistics import EngineStatistics
+from tokenspeed.grammar.pool import GrammarPool
+from tokenspeed.launch.grammars import grammar_pool
 from tokenspeed.launch.scheduling import compose_scheduler, make_scheduler
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
@@ -34,6 +36,13 @@ class Engine:
     loop: EventLoop
     handle: DeviceHandle
     specs: DeviceSpecs
+    grammars: GrammarPool | None
+
+    def shutdown(self) -> None:
+        """Ends the threads of the device side and those that compile."""
+        self.handle.shutdown()
+        if self.grammars is not None:
+            self.grammars.close()
 
 
 def scheduler_config(settings: SchedulerSettings, specs: DeviceSpecs) -> SchedulerConfig:
@@ -62,18 +71,27 @@ def compose_engine(config: ResolvedConfig, channel: Channel, report: Report) -> 
     Raises CheckpointError or ValueError where the configuration cannot work.
     """
     report("load", 0, 0, f"reading {config.model.path or 'random dimensions'}")
-    build = build_device_side(config, read_model_config(config.model), report=report)
+    model = read_model_config(config.model)
+    grammars = grammar_pool(config, model)
+    build = build_device_side(config, model, report=report)
     report("warm up", 0, 0, "a first token through every room")
     world = scheduler_config(config.scheduler, build.specs)
     _first_token(config, build, make_scheduler(config.scheduler.implementation, world))
     return Engine(
-        loop=_loop(config, build, channel, compose_scheduler(config.scheduler, world)),
+        loop=_loop(config, build, channel, compose_scheduler(config.scheduler, world), grammars),
         handle=build.handle,
         specs=build.specs,
+        grammars=grammars,
     )
 
 
-def _loop(config: ResolvedConfig, build: DeviceBuild, channel: Channel, scheduler: Scheduler) -> EventLoop:
+def _loop(
+    config: ResolvedConfig,
+    build: DeviceBuild,
+    channel: Channel,
+    scheduler: Scheduler,
+    grammars: GrammarPool | None,
+) -> EventLoop:
     return EventLoop(
         scheduler=scheduler,
         handle=build.handle,
@@ -84,6 +102,7 @@ def _loop(config: ResolvedConfig, build: DeviceBuild, channel: Channel, schedule
         max_model_len=build.specs.max_model_len,
         overlap=config.scheduler.overlap,
         storage=build.specs.storage,
+        grammars=grammars,
     )
 
 
@@ -117,7 +136,7 @@ def _first_token(config: ResolvedConfig, build: DeviceBuild, scheduler: Schedule
         sampling=SamplingParameters(top_k=1),
     )
     channel = _ProbeChannel(probe)
-    _loop(config, build, channel, scheduler).run()
+    _loop(config, build, channel, scheduler, None).run()
     last = channel.outputs[-1] if channel.outputs else None
     if last is None or last.finish_reason != "length":
         raise EngineFailure(f"the first token did not come: {last.error if last else 'no output at all'}")

@@ -87,7 +87,7 @@ def _serve(config: ResolvedConfig, channel: EngineChannel) -> int:
         logger.exception("the engine failed")
         return _failed(channel, f"{type(error).__name__}: {error}", EXIT_FAILURE)
     finally:
-        engine.handle.shutdown()
+        engine.shutdown()
     channel.send(_status("stopped"))
     return 0
 

@@ -10,6 +10,7 @@ from tokenspeed.messages.constraint import (
     MAX_BEGIN_BYTES,
     MAX_CONSTRAINT_BYTES,
     Constraint,
+    ConstraintError,
     ConstraintKind,
 )
 from tokenspeed.messages.input import EngineInput, Finish, Submit
@@ -39,6 +40,7 @@ __all__ = [
     "MAX_CONSTRAINT_BYTES",
     "PROTOCOL_VERSION",
     "Constraint",
+    "ConstraintError",
     "ConstraintKind",
     "EngineFacts",
     "EngineInput",

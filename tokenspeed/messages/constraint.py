@@ -35,3 +35,16 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: ConstraintKind
     text: str = ""
     begin_after: str = ""
+
+
+class ConstraintError(ValueError):
+    """A constraint that cannot be compiled; the message says why, in the words of the one who wrote it.
+
+    Attributes:
+        code: "invalid_constraint" where the constraint is at fault, "constraint_busy" where the engine is,
+            "constraint_unavailable" where it cannot compile any.
+    """
+
+    def __init__(self, message: str, code: str = "invalid_constraint") -> None:
+        super().__init__(message)
+        self.code = code

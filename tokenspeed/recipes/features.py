@@ -61,6 +61,8 @@ def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys:
         missing.append("an 8-bit KV cache (kv.dtype = float8_e4m3)")
     if keys.kv.fraction is not None:
         missing.append("a KV cache sized by a share of device memory (kv.fraction)")
+    if keys.api.structured_output == "xgrammar":
+        missing.append("constraints compiled by xgrammar (api.structured_output = xgrammar; llguidance does the same)")
     return missing
 
 

@@ -82,6 +82,8 @@ class Resolution:
         keys = self.keys
         kv_type = keys.kv.dtype
         assert kv_type != "float8_e4m3", "refuse_missing lets no 8-bit cache through"
+        structured_output = keys.api.structured_output
+        assert structured_output != "xgrammar", "refuse_missing lets it not through"
         return ResolvedConfig(
             name=self.name,
             served_name=self.served_name,
@@ -109,6 +111,7 @@ class Resolution:
                 chat_template=_existing_file(keys.api.chat_template, "api.chat_template"),
                 max_body_bytes=keys.api.max_body_bytes,
                 api_key_file=_existing_file(keys.api.api_key_file, "api.api_key_file"),
+                structured_output=structured_output,
             ),
             formats=FormatSettings(**keys.formats.model_dump()),
             log=LogConfig(**{**keys.log.model_dump(), "file": _new_file(keys.log.file, "log.file")}),

@@ -81,6 +81,7 @@ class ApiSettings(_Frozen):
     chat_template: str = ""
     max_body_bytes: int = 32 << 20
     api_key_file: str = ""
+    structured_output: Literal["llguidance", "none"] = "llguidance"
 
 
 class FormatSettings(_Frozen):

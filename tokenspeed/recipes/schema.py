@@ -154,6 +154,7 @@ class Api(Strict):
     chat_template: str = ""
     max_body_bytes: Bytes = 32 << 20
     api_key_file: str = ""
+    structured_output: Literal["llguidance", "xgrammar", "none"] = "llguidance"
 
 
 class Formats(Strict):

@@ -1,4 +1,4 @@
-"""The contract of a sampling backend: four operations over logits float32 [S, V]. A test holds all of them to it."""
+"""The contract of a sampling backend: five operations over logits float32 [S, V]. A test holds all of them to it."""
 
 from typing import Protocol
 
@@ -23,6 +23,10 @@ class SamplingBackend(Protocol):
         repetition: torch.Tensor,
     ) -> None:
         """In place. ``counts`` int32, ``prompt_mask`` bool [R, V]; ``rows`` int32 [S] in them; the rest float32 [S]."""
+        ...
+
+    def apply_token_mask(self, logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:
+        """In place. ``mask`` int32 [R, ceil(V / 32)]; ``rows`` int32 [S] in it, or -1 for a row left alone."""
         ...
 
     def sample(

@@ -1,11 +1,12 @@
 """Draws the tokens of a step and takes log-probabilities. Runs on the forward thread only.
 
 The order of parameters is that of tokenspeed/messages/sampling.py: logit bias, the mask of ``min_tokens``, penalties
-(repetition, frequency, presence), then temperature, top-k, top-p and min-p inside the sampling kernel.
+(repetition, frequency, presence), the mask of a constraint, then temperature, top-k, top-p and min-p inside the
+sampling kernel.
 Log-probabilities are taken of the logits as the model gave them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from tokenspeed.device.handle import RowStart
 from tokenspeed.device.sampling.backend import SamplingBackend
+from tokenspeed.device.sampling.constraints import RowConstraints
 from tokenspeed.device.sampling.parameters import RowParameters
 from tokenspeed.device.sampling.penalties import PenaltyState
 from tokenspeed.messages import SamplingParameters
@@ -32,11 +34,17 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """``tokens`` int32 [S] (-1 where the logits held a NaN), ``nan`` bool [S]; copies, safe to keep."""
+    """``tokens`` int32 [S] (-1 where the logits held a NaN or a constraint left none), ``nan`` bool [S]; copies.
+
+    ``complete`` are the rows whose constraint lets nothing follow, ``refused`` says why one left no token to draw; both
+    by index among S.
+    """
 
     tokens: NDArray[np.int32]
     nan: NDArray[np.bool_]
     logprobs: Logprobs | None
+    complete: list[int] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
 
 
 class _RowFeatures:
@@ -72,6 +80,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._parameters = RowParameters(num_rows, max_batch)
         self._penalties = PenaltyState(vocab_size)
+        self._constraints = RowConstraints(vocab_size)
         self._features: dict[int, _RowFeatures] = {}
         self._tokens = torch.zeros(max_batch, dtype=torch.int32)
         self._nan = torch.zeros(max_batch, dtype=torch.bool)
@@ -84,6 +93,10 @@ class Sampler:
             self._features[row] = _RowFeatures(start, self._vocab_size)
         else:
             self._features.pop(row, None)
+        if start.grammar is None:
+            self._constraints.release(row)
+        else:
+            self._constraints.begin(start, start.grammar)
         if start.sampling.needs_counts:
             self._penalties.begin(row, start.prompt, start.output)
         else:
@@ -116,6 +129,9 @@ class Sampler:
                     logits, self._penalties.counts, self._penalties.prompt_mask, slots,
                     batch.presence_penalty, batch.frequency_penalty, batch.repetition_penalty,
                 )  # fmt: skip
+        constrained = self._constraints.places(rows.tolist())
+        if constrained:
+            self._backend.apply_token_mask(logits, self._constraints.masks, self._constraints.slots(count, constrained))
         self._backend.sample(
             logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.choice,
             torch.from_numpy(positions), tokens,
@@ -123,14 +139,28 @@ class Sampler:
         logprobs = None if raw is None else self._logprobs(raw, tokens, asking)
         drawn, flags = tokens.numpy().copy(), nan.numpy().copy()
         drawn[flags] = -1
+        sampled = Sampled(tokens=drawn, nan=flags, logprobs=logprobs)
+        self._constrain(sampled, constrained)
         for place, row in special:
             if drawn[place] >= 0:
                 self._penalties.add(row, int(drawn[place]))
-        return Sampled(tokens=drawn, nan=flags, logprobs=logprobs)
+        return sampled
 
     def prompt_logprobs(self, logits: torch.Tensor, targets: NDArray[np.int32], k: int) -> Logprobs:
         """Log-probabilities of ``targets`` int32 [S] under ``logits`` [S, V], and of the ``k`` best of each row."""
         return self._taken(logits, torch.from_numpy(targets.astype(np.int32)), min(k, self._vocab_size))
+
+    def _constrain(self, sampled: Sampled, constrained: list[tuple[int, int]]) -> None:
+        """Tells the constraints what was drawn, and the outcome what came of it."""
+        for place, row in constrained:
+            if sampled.nan[place]:
+                continue
+            is_whole, refusal = self._constraints.take(row, int(sampled.tokens[place]))
+            if is_whole:
+                sampled.complete.append(place)
+            if refusal:
+                sampled.refused[place] = refusal
+                sampled.tokens[place] = -1
 
     def _apply_features(
         self, logits: torch.Tensor, special: list[tuple[int, int]], positions: NDArray[np.int32]

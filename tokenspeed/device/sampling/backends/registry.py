@@ -4,10 +4,11 @@ from tokenspeed.layers.kernels import KernelBinder
 
 
 class Backend:
-    """The four operations, each bound once."""
+    """The five operations, each bound once."""
 
     def __init__(self, kernels: KernelBinder) -> None:
         self.has_nan = kernels.has_nan()
         self.apply_penalties = kernels.apply_penalties()
+        self.apply_token_mask = kernels.apply_token_mask()
         self.sample = kernels.sample()
         self.logprobs = kernels.logprobs()

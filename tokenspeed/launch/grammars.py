@@ -1,0 +1,45 @@
+"""Brings constraints into an engine process: what compiles them, and the vocabulary it reads at their first use."""
+
+import importlib.util
+from collections.abc import Callable
+
+from tokenspeed.grammar.pool import Compiler, GrammarPool
+from tokenspeed.recipes.model_config import ModelConfig
+from tokenspeed.recipes.resolved import ResolvedConfig
+
+
+def grammar_pool(config: ResolvedConfig, model: ModelConfig) -> GrammarPool | None:
+    """Returns what compiles constraints, None where structured output is off.
+
+    Raises ValueError where its package is not installed: better now than at the first request.
+    """
+    if config.api.structured_output == "none":
+        return None
+    if importlib.util.find_spec("llguidance") is None:
+        raise ValueError(
+            "api.structured_output is llguidance, and the package llguidance is not installed; install it "
+            "(it comes with tokenspeed-appliance[cpu]) or set api.structured_output=none"
+        )
+    return GrammarPool(_loader(config, model))
+
+
+def _loader(config: ResolvedConfig, model: ModelConfig) -> Callable[[], Compiler]:
+    def load() -> Compiler:
+        # Here and not above: neither the libraries nor the tokens take memory before somebody asks for structure.
+        from tokenspeed.frontend.text_assets import load_text_assets
+        from tokenspeed.grammar.llguidance_compiler import LlguidanceCompiler
+        from tokenspeed.grammar.vocabulary import Vocabulary
+
+        tokenizer = load_text_assets(config.model).tokenizer
+        size = model.vocab_size
+        known = min(size, tokenizer.vocab_size)
+        return LlguidanceCompiler(
+            Vocabulary(
+                tokens=[*(tokenizer.token_bytes(token) for token in range(known)), *[b""] * (size - known)],
+                special=frozenset(token for token in tokenizer.special_ids if token < known),
+                ends=tuple(token for token in model.eos_token_ids if token < size),
+                encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+            )
+        )
+
+    return load
