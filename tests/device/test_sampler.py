@@ -50,9 +50,9 @@ def test_backends_are_listed_and_unknown_ones_refused() -> None:
 
 
 @pytest.mark.parametrize("name", backend_names())
-def test_every_backend_has_the_four_operations(name: str) -> None:
+def test_every_backend_has_the_five_operations(name: str) -> None:
     backend = make_backend(name, KernelBinder({}))
-    for operation in ("has_nan", "apply_penalties", "sample", "logprobs"):
+    for operation in ("has_nan", "apply_penalties", "apply_token_mask", "sample", "logprobs"):
         assert callable(getattr(backend, operation))
 
 

@@ -67,3 +67,22 @@ def test_nan_and_failure_end_rows_with_different_codes() -> None:
     assert failure.failed.tolist() == [1, 1] and failure.tokens.tolist() == [-1, -1]
     assert {o.error_code for o in failure.outputs} == {"step_failed"}
     assert all("no memory" in o.error for o in failure.outputs)
+
+
+def test_a_constraint_that_is_fulfilled_ends_its_request() -> None:
+    live = live_of(submit(1, [1], stop_token_ids=(7,)), submit(2, [1]), submit(3, [1], 1))
+    result = result_of([7, 8, 9], complete=frozenset((0, 1, 2)))
+    commit = commit_result(np.array([1, 2, 3], np.int32), result, live)
+    assert [(o.finish_reason, o.stop_token_id) for o in commit.outputs] == [("stop", 7), ("stop", -1), ("stop", -1)]
+    assert [o.token_ids for o in commit.outputs] == [[7], [8], [9]]
+    assert commit.finished == [1, 2, 3] and not commit.failed.any()
+
+
+def test_a_constraint_at_a_dead_end_is_its_own_requests_error() -> None:
+    live = live_of(submit(1, [1]), submit(2, [1]))
+    result = result_of([-1, 8, -1], refused={0: "no token is left", 2: "no token is left"})
+    commit = commit_result(np.array([1, 2, 3], np.int32), result, live)
+    first, second = commit.outputs
+    assert (first.finish_reason, first.error_code, first.error) == ("error", "constraint_failed", "no token is left")
+    assert second.token_ids == [8] and second.finish_reason is None
+    assert commit.aborted == [1] and commit.failed.tolist() == [1, 0, 1], "the last one's request is gone"

@@ -50,7 +50,6 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
         ("chat", {"functions": [{"name": "f"}]}, "functions", "unsupported_field", "send tools"),
         ("completion", {"tools": [{}]}, "tools", "unsupported_field", "/v1/chat/completions"),
         ("completion", {"reasoning_effort": "low"}, "reasoning_effort", "unsupported_field", "/v1/chat/completions"),
-        ("chat", {"response_format": {"type": "json_object"}}, "response_format", "unsupported_field", "structured"),
         ("chat", {"reasoning_effort": "low"}, "reasoning_effort", "unsupported_field", "--thinking-switch"),
         ("chat", {"reasoning_effort": "lots"}, "reasoning_effort", "invalid_value", "xhigh"),
         ("chat", {"messages": []}, "messages", "invalid_value", "1"),

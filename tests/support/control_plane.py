@@ -9,10 +9,11 @@ from token_device import TokenDevice
 
 from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.device.storage.backend import StorageBackend
+from tokenspeed.engine.held import GrammarCompiler
 from tokenspeed.engine.loop import EventLoop
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.launch.compose import scheduler_config
-from tokenspeed.messages import SamplingParameters, Submit
+from tokenspeed.messages import Constraint, SamplingParameters, Submit
 from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed.recipes.resolved import SchedulerSettings
 from tokenspeed_scheduler import Scheduler
@@ -36,6 +37,7 @@ class ControlPlane:
         host_parents: int = 0,
         storage: StorageBackend | None = None,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.device = TokenDevice(
@@ -79,6 +81,7 @@ class ControlPlane:
             max_model_len=max_model_len,
             overlap=overlap,
             storage=specs.storage,
+            grammars=grammars,
             clock=clock,
         )
 
@@ -110,6 +113,7 @@ def submit(
     priority: int = 0,
     namespace: bytes = b"",
     sampling: SamplingParameters | None = None,
+    constraint: Constraint | None = None,
 ) -> Submit:
     return Submit(
         handle=handle,
@@ -120,4 +124,5 @@ def submit(
         declared=declared,
         priority=priority,
         namespace=namespace,
+        constraint=constraint,
     )

@@ -34,6 +34,8 @@ FORCED_CHARACTERS = 64
 otherwise be tokenized whole at every step."""
 
 _LONGEST_ERROR = 400
+_NOTHING_FOLLOWS = ("NoExtension", "NoExtensionBias")
+"""What is no error here: an empty mask says it, and ``may_end`` whether the text is whole."""
 
 
 class _Tokenizer:
@@ -134,7 +136,7 @@ class LlguidanceMatcher:
         if not self._matcher.is_error():
             return ""
         text = self._matcher.get_error().replace("<non-verbose/>", "").strip()
-        return text[:_LONGEST_ERROR] or "the grammar cannot go on"
+        return "" if text in _NOTHING_FOLLOWS else text[:_LONGEST_ERROR] or "the grammar cannot go on"
 
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)

@@ -1,6 +1,7 @@
 """The text of a constraint to a grammar in llguidance's own terms, checked before anything is compiled."""
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
@@ -50,16 +51,16 @@ def read_json(text: str) -> Any:
         raise ConstraintError(f"more than {MAX_DEPTH} objects and arrays lie inside one another") from error
     except ValueError as error:
         raise ConstraintError(f"not valid JSON: {error}") from error
-    level, depth = [value], 0
-    while level := [inner for item in level if isinstance(item, dict | list) for inner in _values(item)]:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise ConstraintError(f"more than {MAX_DEPTH} objects and arrays lie inside one another")
+    level = _containers([value])
+    for _ in range(MAX_DEPTH):
+        level = [inner for item in level for inner in _containers(item.values() if isinstance(item, dict) else item)]
+    if level:
+        raise ConstraintError(f"more than {MAX_DEPTH} objects and arrays lie inside one another")
     return value
 
 
-def _values(item: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(item.values()) if isinstance(item, dict) else item
+def _containers(items: Iterable[Any]) -> list[dict[str, Any] | list[Any]]:
+    return [item for item in items if isinstance(item, dict | list)]
 
 
 def _check_size(constraint: Constraint) -> None:
@@ -73,9 +74,8 @@ def _check_size(constraint: Constraint) -> None:
 
 
 def _schema_source(text: str) -> str:
-    schema = read_json(text)
-    if not isinstance(schema, dict | bool):
-        raise ConstraintError("the schema must be an object or a boolean")
+    if not isinstance(read_json(text), dict):
+        raise ConstraintError("the schema must be an object")
     try:
         return LLMatcher.grammar_from_json_schema(text, defaults=JSON_OPTIONS)
     except ValueError as error:

@@ -25,7 +25,6 @@ WITHOUT_EFFECT = {
 
 _OLD_TOOLS = "it is the old name; send tools and tool_choice"
 _CHAT_TOOLS = "tools go with /v1/chat/completions"
-_NO_STRUCTURE = "structured output is not supported by this version"
 _CHAT_REASONING = "reasoning is told apart by /v1/chat/completions"
 _TEXT_ONLY = "this server reads and writes text only"
 
@@ -35,16 +34,6 @@ REFUSED = {
     "parallel_tool_calls": _CHAT_TOOLS,
     "functions": _OLD_TOOLS,
     "function_call": _OLD_TOOLS,
-    "response_format": _NO_STRUCTURE,
-    "structured_outputs": _NO_STRUCTURE,
-    "guided_json": _NO_STRUCTURE,
-    "guided_regex": _NO_STRUCTURE,
-    "guided_choice": _NO_STRUCTURE,
-    "guided_grammar": _NO_STRUCTURE,
-    "json_schema": _NO_STRUCTURE,
-    "regex": _NO_STRUCTURE,
-    "ebnf": _NO_STRUCTURE,
-    "structural_tag": _NO_STRUCTURE,
     "reasoning_effort": _CHAT_REASONING,
     "include_reasoning": _CHAT_REASONING,
     "separate_reasoning": _CHAT_REASONING,
@@ -70,7 +59,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "tool_choice": ("none",),
     "function_call": ("none",),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
 }

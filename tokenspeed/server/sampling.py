@@ -3,8 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.request import GenerationRequest
+from tokenspeed.server.constraints import Asked, constraint_of
 from tokenspeed.server.errors import ApiError
 from tokenspeed.server.requests import SamplingFields
 
@@ -35,6 +38,8 @@ def generation_request(
     best_of: int | None = None,
     prompt_logprobs: int = -1,
     parsing: Parsing | None = None,
+    constraint: Asked | None = None,
+    begin_after: str = "",
 ) -> GenerationRequest:
     """Returns what AsyncLLM is asked for.
 
@@ -46,6 +51,8 @@ def generation_request(
         max_tokens, logprobs, best_of: whose fields differ between the two kinds of completion.
         prompt_logprobs: the least that is needed; the request may ask for more.
         parsing: what is to be told apart in the text.
+        constraint: what follows from other fields (tools that must be called); the request's own excludes it.
+        begin_after: the text that ends the reasoning, where the model reasons first; a constraint begins behind it.
 
     Raises:
         ApiError: 400, for fields that contradict each other.
@@ -57,6 +64,7 @@ def generation_request(
     top_k = _given(body.top_k, defaults.get("top_k"))
     if max_tokens is None and "max_tokens" in defaults:
         max_tokens = int(defaults["max_tokens"])
+    asked = _constraint(constraint_of(body), constraint, begin_after)
     return GenerationRequest(
         prompt=prompt,
         request_id=request_id,
@@ -72,8 +80,24 @@ def generation_request(
         logprobs=logprobs,
         parsing=parsing,
         prompt_logprobs=max(prompt_logprobs, -1 if body.prompt_logprobs is None else body.prompt_logprobs),
+        constraint=asked.constraint if asked else None,
+        constraint_field=asked.field if asked else "",
         **values,
     )
+
+
+def _constraint(own: Asked | None, other: Asked | None, begin_after: str) -> Asked | None:
+    if own is not None and other is not None:
+        raise ApiError(
+            400,
+            f"{own.field} and {other.field} exclude each other: both say what the answer must look like",
+            code="invalid_value",
+            param=own.field,
+        )
+    asked = own or other
+    if asked is None or not begin_after:
+        return asked
+    return Asked(msgspec.structs.replace(asked.constraint, begin_after=begin_after), asked.field)
 
 
 def _given(value: Any, default: Any) -> Any:
