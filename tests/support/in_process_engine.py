@@ -38,7 +38,7 @@ def run_requests(config: ResolvedConfig, requests: Sequence[Submit], gaps: Seque
         engine.loop.run()
         engine.loop.publish_snapshot()
     finally:
-        engine.handle.shutdown()
+        engine.shutdown()
     for request in requests:
         assert channel.ends(request.handle) in (["length"], ["stop"]), channel.last(request.handle)
     last = channel.snapshots[-1]
