@@ -47,6 +47,9 @@ class FakeCompiler:
             raise Panic
         return FakeGrammar(constraint.text)
 
+    def close(self) -> None:
+        pass
+
 
 class Clock:
     now = 0.0

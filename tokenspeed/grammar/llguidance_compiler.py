@@ -23,7 +23,7 @@ LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # about 2 s of compiling at most
     step_lexer_fuel=200_000,  # about 14 ms of one step
     step_max_items=50_000,  # about 3 ms of one step
-    max_lexer_states=20_000,  # one to two kB each, for every request that reaches them
+    max_lexer_states=8_000,  # one to two kB each, for every request that reaches them
     max_grammar_size=500_000,
     verbose_errors=False,
 )

@@ -37,9 +37,11 @@ class Compiled(Grammar, Protocol):
 
 
 class Compiler(Protocol):
-    """See LlguidanceCompiler."""
+    """See CheckedCompiler. ``compile`` may run on several threads at a time."""
 
     def compile(self, constraint: Constraint) -> Compiled: ...
+
+    def close(self) -> None: ...
 
 
 Outcome = Compiled | ConstraintError
@@ -177,6 +179,8 @@ class GrammarPool:
         with self._counting:
             for _ in range(self._serving):
                 self._queue.put(None)
+        if self._compiler is not None:
+            self._compiler.close()
 
     def _keep(self, key: Constraint, job: _Job, outcome: Outcome) -> None:
         """Caches refusals too, those for lack of time included: the same mistake is often made again."""

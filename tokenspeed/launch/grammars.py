@@ -27,13 +27,13 @@ def _loader(config: ResolvedConfig, model: ModelConfig) -> Callable[[], Compiler
     def load() -> Compiler:
         # Here and not above: neither the libraries nor the tokens take memory before somebody asks for structure.
         from tokenspeed.frontend.text_assets import load_text_assets
-        from tokenspeed.grammar.llguidance_compiler import LlguidanceCompiler
+        from tokenspeed.grammar.checker import CheckedCompiler
         from tokenspeed.grammar.vocabulary import Vocabulary
 
         tokenizer = load_text_assets(config.model).tokenizer
         size = model.vocab_size
         known = min(size, tokenizer.vocab_size)
-        return LlguidanceCompiler(
+        return CheckedCompiler(
             Vocabulary(
                 tokens=[*(tokenizer.token_bytes(token) for token in range(known)), *[b""] * (size - known)],
                 special=frozenset(token for token in tokenizer.special_ids if token < known),

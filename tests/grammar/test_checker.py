@@ -1,0 +1,60 @@
+"""What a text does to the compiler, it does to a process of its own."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from grammars import CALL, allowed, ids, vocabulary
+
+from tokenspeed.grammar.checker import CheckedCompiler
+from tokenspeed.messages import Constraint, ConstraintError, ConstraintKind
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[CheckedCompiler]:
+    made = CheckedCompiler(vocabulary(), limit_s=1.0)
+    yield made
+    made.close()
+
+
+ENDLESS = "start: X\nX: " + " & ".join(f"/.*a{i}.*/" for i in range(40))
+RULES = "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}' for i in range(12_000)) + '\nr12000: "b"'
+REFERENCES = {"$ref": "#/$defs/d0", "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(4000)}}
+REFERENCES["$defs"] |= {"d4000": {"type": "null"}}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("grammar", ENDLESS, "takes longer than 1 s"),
+        ("grammar", RULES, "depth of recursion"),
+        ("json_schema", json.dumps(REFERENCES), "depth of recursion"),
+        ("regex", "(a", "unclosed group"),
+        ("json_schema", "", "not valid JSON"),
+    ],
+    ids=["endless", "rules", "references", "regex", "empty"],
+)
+def test_it_may_die_of_a_text(compiler: CheckedCompiler, kind: ConstraintKind, text: str, said: str) -> None:
+    with pytest.raises(ConstraintError) as refused:
+        compiler.compile(Constraint(kind=kind, text=text))
+    assert said in str(refused.value) and refused.value.code == "invalid_constraint"
+    matcher = compiler.compile(Constraint(kind="choice", text='["yes"]')).matcher()
+    assert allowed(matcher) == {ord("y")}, "the next one is served"
+
+
+def test_special_tokens_have_their_ids_there_too(compiler: CheckedCompiler) -> None:
+    for text in (f'start: <[{CALL}]> "a"', 'start: <|call|> "a"'):
+        matcher = compiler.compile(Constraint(kind="grammar", text=text)).matcher()
+        assert allowed(matcher) == {CALL}
+    with pytest.raises(ConstraintError, match="unknown special token"):
+        compiler.compile(Constraint(kind="grammar", text='start: <|never|> "a"'))
+    tag = {"triggers": ["<|call|>"], "structures": [{"begin": "<|call|>x"}]}
+    assert allowed(compiler.compile(Constraint(kind="structural_tag", text=json.dumps(tag))).matcher())
+
+
+def test_what_passes_is_compiled_for_the_real_tokens(compiler: CheckedCompiler) -> None:
+    matcher = compiler.compile(Constraint(kind="regex", text="(ab)+")).matcher()
+    for token in ids("ab"):
+        assert token in allowed(matcher)
+        matcher.accept(token)
+    assert matcher.may_end

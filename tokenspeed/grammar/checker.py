@@ -1,0 +1,208 @@
+"""Compiles every new text in a process of its own first, which may die of it.
+
+A compiler can be led into work without end (the intersection of two dozen regular expressions) and into a recursion
+that no stack holds (ten thousand rules, each in the next). In the engine the one would cost a core for good, the other
+the engine. The child has less time, memory and stack than the engine, and the same compiler over the same ids: what
+passes there passes here, in about the same time.
+"""
+
+import contextlib
+import os
+import resource
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tokenspeed.grammar.llguidance_compiler import CompiledGrammar, LlguidanceCompiler
+from tokenspeed.grammar.vocabulary import Vocabulary
+from tokenspeed.messages import Constraint, ConstraintError
+
+CHECK_LIMIT_S = 5.0
+START_LIMIT_S = 30.0
+MEMORY_LIMIT = 2 << 30
+"""Of the child's address space; its libraries take a quarter of a gigabyte of it."""
+STACK_BYTES = 4 << 20
+"""Half of what the engine's threads have."""
+
+_LENGTH = struct.Struct("<I")
+_COMMAND = (sys.executable, "-m", "tokenspeed.grammar.checker")
+
+
+class CheckerVocabulary(msgspec.Struct, frozen=True):
+    """What a check needs of a vocabulary: its special tokens under their ids, and of the text only bytes."""
+
+    size: int
+    special: dict[int, bytes]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> "CheckerVocabulary":
+        special = {token: vocabulary.tokens[token] for token in vocabulary.special}
+        return cls(size=len(vocabulary.tokens), special=special, ends=list(vocabulary.ends))
+
+    def vocabulary(self) -> Vocabulary:
+        """Returns the vocabulary of special tokens and, behind the ids of the real one, bytes."""
+        named = [self.special.get(token, b"") for token in range(self.size)]
+        return Vocabulary(
+            tokens=[*named, *(bytes((byte,)) for byte in range(256))],
+            special=frozenset(self.special),
+            ends=tuple(self.ends),
+            encode=lambda text: [self.size + byte for byte in text.encode()],
+        )
+
+
+class CheckedCompiler:
+    """Compiles what passed the check. A checker is started when none is idle, and kept; see LlguidanceCompiler."""
+
+    def __init__(self, vocabulary: Vocabulary, limit_s: float = CHECK_LIMIT_S) -> None:
+        self._compiler = LlguidanceCompiler(vocabulary)
+        self._given = CheckerVocabulary.of(vocabulary)
+        self._limit_s = limit_s
+        self._idle: list[_Checker] = []
+
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
+        """Raises ConstraintError as LlguidanceCompiler does, and where the check takes too much."""
+        checker = self._checker()
+        error = checker.check(constraint, self._limit_s)
+        if checker.is_alive:
+            self._idle.append(checker)
+        if error:
+            raise ConstraintError(error)
+        return self._compiler.compile(constraint)
+
+    def _checker(self) -> "_Checker":
+        try:
+            return self._idle.pop()
+        except IndexError:  # not asked before: another thread may take the last one in between
+            return _Checker(self._given)
+
+    def close(self) -> None:
+        """Ends the checkers that are idle; the others end when their work does."""
+        while self._idle:
+            self._idle.pop().kill()
+
+
+class _Checker:
+    """One child. One thread uses it at a time."""
+
+    def __init__(self, vocabulary: CheckerVocabulary) -> None:
+        self._process = subprocess.Popen(
+            _COMMAND,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self.is_alive = True
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._write = _writer(self._process.stdin.fileno())
+        self._output = self._process.stdout.fileno()
+        try:
+            self._write(msgspec.msgpack.encode(vocabulary))
+            self._read(START_LIMIT_S)  # it says when it is there: its start counts for nobody
+        except (TimeoutError, EOFError, BrokenPipeError) as error:
+            self.kill()
+            raise ConstraintError(
+                f"the process that checks constraints does not start ({' '.join(_COMMAND)})", "constraint_unavailable"
+            ) from error
+
+    def check(self, constraint: Constraint, limit_s: float) -> str:
+        """Returns what is wrong, "" where nothing is; ends the child where it takes too long."""
+        try:
+            self._write(msgspec.msgpack.encode(constraint))
+            answer = self._read(limit_s)
+        except TimeoutError:
+            self.kill()
+            return f"the {constraint.kind} takes longer than {limit_s:g} s to compile"
+        except (EOFError, BrokenPipeError):
+            self.kill()
+            return f"the {constraint.kind} takes more time, memory or depth of recursion than there is for it"
+        return msgspec.msgpack.decode(answer, type=str)
+
+    def kill(self) -> None:
+        """Ends the child and waits for that."""
+        self.is_alive = False
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+    def _read(self, limit_s: float) -> bytes:
+        until = time.monotonic() + limit_s
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, until))
+        return self._exactly(length, until)
+
+    def _exactly(self, size: int, until: float) -> bytes:
+        data = b""
+        while len(data) < size:
+            if not select.select([self._output], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError
+            piece = os.read(self._output, size - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+
+# What runs in the child.
+
+
+def main() -> None:
+    """Reads a vocabulary, then constraints; answers each with what is wrong. Ends when its input does."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    threading.stack_size(STACK_BYTES)
+    worker = threading.Thread(target=_serve)
+    worker.start()
+    worker.join()
+
+
+def _serve() -> None:
+    messages, write = _messages(sys.stdin.fileno()), _writer(sys.stdout.fileno())
+    given = msgspec.msgpack.decode(next(messages), type=CheckerVocabulary)
+    compiler = LlguidanceCompiler(given.vocabulary())
+    write(b"")
+    for message in messages:
+        _limit_time()
+        try:
+            compiler.compile(msgspec.msgpack.decode(message, type=Constraint))
+        except ConstraintError as error:
+            write(msgspec.msgpack.encode(str(error)))
+        else:
+            write(msgspec.msgpack.encode(""))
+
+
+def _limit_time() -> None:
+    """Ends this process where a check takes too much, even if nobody is left to kill it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + 4 * CHECK_LIMIT_S) + 1, resource.RLIM_INFINITY)
+    )
+
+
+def _messages(descriptor: int) -> Iterator[bytes]:
+    with os.fdopen(descriptor, "rb", closefd=False) as stream:
+        while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
+            yield stream.read(_LENGTH.unpack(head)[0])
+
+
+def _writer(descriptor: int) -> Callable[[bytes], None]:
+    def write(message: bytes) -> None:
+        data = memoryview(_LENGTH.pack(len(message)) + message)
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+    return write
+
+
+if __name__ == "__main__":
+    main()
