@@ -145,6 +145,17 @@ def test_reasoning_that_is_not_separated_is_content(name: str) -> None:
     assert len(found.calls) == 1
 
 
+@pytest.mark.parametrize("name", ["kimi_k2", "qwen3_coder"])
+def test_a_call_ends_reasoning_where_models_forget_to(name: str) -> None:
+    family = FAMILIES[name]
+    closing = "</think>Let me see." if name == "kimi_k2" else "\n</think>\n\nLet me see."
+    assert closing in family.two
+    found = answer(family, family.two.replace(closing, ""))
+    assert (found.reasoning, found.content, len(found.calls)) == ("I ask.", "", 2)
+    for words in ("The tag <tool_call> begins it.", "I write <function=weather>."):
+        assert answer(family, f"{words}{family.two}").reasoning == f"{words}I ask."
+
+
 # -- what our templates write comes back -------------------------------------------------------------------------------
 
 TEMPLATES = {

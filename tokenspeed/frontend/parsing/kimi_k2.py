@@ -5,7 +5,7 @@
 
 Source: docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct and its chat template (ours: frontend/templates/
 kimi.jinja). The id is ``functions.NAME:INDEX``, counted over the whole conversation; the template wants it back as it
-was, so it is given as it was written.
+was, so it is given as it was written. The section may begin before reasoning was closed.
 """
 
 from tokenspeed.frontend.parsing.out import Out, Trimmed

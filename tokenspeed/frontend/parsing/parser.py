@@ -9,7 +9,6 @@ from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.parts import Part, merged
 from tokenspeed.frontend.parsing.reader import Machine, Reader, Sink, Steps
 from tokenspeed.frontend.parsing.registry import REASONING_FORMATS, TOOL_FORMATS, ToolFormat, WholeFormat
-from tokenspeed.frontend.parsing.thoughts import Thoughts
 from tokenspeed.frontend.parsing.typed import Tools
 from tokenspeed.frontend.tokenizer import Tokenizer
 
@@ -67,9 +66,17 @@ class AnswerParser:
             grammar = reasoning.grammar(self._out, prompt_end=parsing.prompt_end, separate=parsing.separate)
             self._machine = Machine(grammar)
             return
-        answer = self._answer(parsing)
-        thoughts = _rest_of(answer) if reasoning is None else _thoughts(reasoning, self._out, answer, parsing)
-        self._machine = thoughts
+        tools = TOOL_FORMATS.get(parsing.tool_format) if parsing.tools else None
+        answer: Sink = self._out.plain
+        calls: tuple[str, ...] = ()
+        if isinstance(tools, ToolFormat):
+            answer, calls = self._behind_reasoning(tools, Tools(parsing.tools)), tools.ends_reasoning
+        self._machine = _rest_of(answer)
+        if reasoning is not None:
+            inside = reasoning.opened_by(parsing.prompt_end)
+            self._machine = Machine(
+                reasoning.grammar(self._out, answer, inside=inside, separate=parsing.separate, calls=calls)
+            )
 
     @property
     def in_reasoning(self) -> bool:
@@ -92,19 +99,10 @@ class AnswerParser:
         self._out.flush()
         return merged(self._out.take())
 
-    def _answer(self, parsing: Parsing) -> Sink:
-        """Where the text behind the reasoning goes."""
-        tools = TOOL_FORMATS.get(parsing.tool_format)
-        if not isinstance(tools, ToolFormat) or not parsing.tools:
-            return self._out.plain
-        grammar, declared = tools.grammar, Tools(parsing.tools)
-        self._behind = Machine(lambda reader: grammar(reader, self._out, declared))
+    def _behind_reasoning(self, tools: ToolFormat, declared: Tools) -> Sink:
+        """Where the text behind the reasoning goes, which may hold calls."""
+        self._behind = Machine(lambda reader: tools.grammar(reader, self._out, declared))
         return self._behind.push
-
-
-def _thoughts(thoughts: Thoughts, out: Out, answer: Sink, parsing: Parsing) -> Machine:
-    inside = thoughts.opened_by(parsing.prompt_end)
-    return Machine(thoughts.grammar(out, answer, inside=inside, separate=parsing.separate))
 
 
 def _rest_of(answer: Sink) -> Machine:

@@ -11,6 +11,7 @@
 Source: the chat template of Qwen/Qwen3-Coder-480B-A35B-Instruct (ours, of Qwen3.5: frontend/templates/qwen3_5.jinja).
 One line break on each side of a value belongs to the tags. Models leave out the outer tag now and then; then only a
 declared function makes a call.
+Some begin a call without closing their reasoning (vllm-project/vllm pull request 35687).
 """
 
 from tokenspeed.frontend.parsing.out import Out, Unwrapped
@@ -22,6 +23,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NEXT = (_PARAMETER, _FUNCTION_END, _CALL_END)
 
+BEGINNING = f"{_CALL}\n{_FUNCTION}"
 MARKERS = (_CALL, _CALL_END)
 
 

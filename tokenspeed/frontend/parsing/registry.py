@@ -34,10 +34,17 @@ class AnswerGrammar(Protocol):
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a family writes calls. ``markers`` are the texts that must reach the grammar, special tokens or not."""
+    """How a family writes calls.
+
+    Attributes:
+        grammar: of what follows the reasoning.
+        markers: the texts that must reach the grammar, special tokens or not.
+        ends_reasoning: the beginnings of calls that models are known to write without closing their reasoning first.
+    """
 
     grammar: Callable[[Reader, Out, Tools], Steps[None]]
     markers: tuple[str, ...]
+    ends_reasoning: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ TOOL_FORMATS: dict[str, ToolFormat | WholeFormat] = {
     "gpt_oss": _GPT_OSS,
     "hermes": ToolFormat(hermes.grammar, hermes.MARKERS),
     "inkling": _INKLING,
-    "kimi_k2": ToolFormat(kimi_k2.grammar, kimi_k2.MARKERS),
+    "kimi_k2": ToolFormat(kimi_k2.grammar, kimi_k2.MARKERS, (kimi_k2.SECTION,)),
     "kimi_k3": _KIMI_K3,
     "llama3_json": ToolFormat(llama3_json.grammar, llama3_json.MARKERS),
     "llama4_pythonic": ToolFormat(llama4_pythonic.grammar, llama4_pythonic.MARKERS),
@@ -74,7 +81,7 @@ TOOL_FORMATS: dict[str, ToolFormat | WholeFormat] = {
     "minimax_m3": ToolFormat(minimax_m3.grammar, minimax_m3.MARKERS),
     "mistral": ToolFormat(mistral.grammar, mistral.MARKERS),
     "qwen3": ToolFormat(hermes.grammar, hermes.MARKERS),
-    "qwen3_coder": ToolFormat(qwen3_coder.grammar, qwen3_coder.MARKERS),
+    "qwen3_coder": ToolFormat(qwen3_coder.grammar, qwen3_coder.MARKERS, (qwen3_coder.BEGINNING,)),
 }
 
 _THINK = Thoughts()
@@ -86,7 +93,7 @@ REASONING_FORMATS: dict[str, Thoughts | WholeFormat] = {
     "glm45": _THINK,
     "gpt_oss": _GPT_OSS,
     "inkling": _INKLING,
-    "kimi_k2": Thoughts(also_ended_by=(kimi_k2.SECTION,)),
+    "kimi_k2": _THINK,
     "kimi_k3": _KIMI_K3,
     "minimax_m2": _THINK,
     "minimax_m3": Thoughts("<mm:think>", "</mm:think>"),

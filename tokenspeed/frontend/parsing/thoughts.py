@@ -21,20 +21,22 @@ _LINE_BREAKS = "\r\n"
 
 @dataclass(frozen=True)
 class Thoughts:
-    """One family's markers. ``also_ended_by`` ends reasoning too, and is the first of what follows."""
+    """One family's markers."""
 
     opening: str = "<think>"
     closing: str = "</think>"
-    also_ended_by: tuple[str, ...] = ()
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a prompt that ends so leaves reasoning open."""
         return prompt.rstrip().endswith(self.opening)
 
-    def grammar(self, out: Out, answer: Sink, *, inside: bool, separate: bool) -> Callable[[Reader], Steps[None]]:
+    def grammar(
+        self, out: Out, answer: Sink, *, inside: bool, separate: bool, calls: tuple[str, ...] = ()
+    ) -> Callable[[Reader], Steps[None]]:
         """Returns the grammar; what is no reasoning goes to ``answer``.
 
         ``inside``: the prompt opened reasoning. ``separate`` false leaves reasoning in the content, markers and all.
+        ``calls``: beginnings of calls that end reasoning too.
         """
 
         def steps(reader: Reader) -> Steps[None]:
@@ -43,24 +45,26 @@ class Thoughts:
             opened = yield from reader.starts(self.opening)
             if inside or opened:
                 out.in_reasoning = True
-                yield from self._inside(reader, out, answer, space + opened, separate)
+                yield from self._inside(reader, out, answer, space + opened, separate, calls)
             else:
                 answer(space)
             yield from reader.rest(answer)
 
         return steps
 
-    def _inside(self, reader: Reader, out: Out, answer: Sink, begun: str, separate: bool) -> Steps[None]:
+    def _inside(
+        self, reader: Reader, out: Out, answer: Sink, begun: str, separate: bool, calls: tuple[str, ...]
+    ) -> Steps[None]:
         sink = Trimmed(out.reasoning, _LINE_BREAKS).push if separate else out.plain
         if not separate:
             out.plain(begun)
         elif self.opening not in begun:
             sink(begun)  # white space that no marker explains
-        end = yield from reader.through((self.closing, *self.also_ended_by), sink)
+        end = yield from reader.through((self.closing, *calls), sink)
         if not end:
             return
         out.in_reasoning = False
-        if end in self.also_ended_by:
+        if end in calls:
             answer(end)
             return
         breaks = yield from reader.lines()
