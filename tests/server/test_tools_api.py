@@ -5,71 +5,16 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from app_server import serving
-from events import events_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsed_answers import FAMILIES, TOOLS, declared
-from scripted_engine import MODEL, Stack, say, scripted_config
+from parsed_answers import FAMILIES
+from scripted_engine import MODEL
+from tool_server import CALLS, CHAT, REASONED, SMALL, Served, joined
 
-from tokenspeed.recipes.resolved import FormatSettings
-from tokenspeed.server.app import create_app
 from tokenspeed.server.thinking import thinking_variables
-
-TEMPLATE = (
-    "{% for tool in tools or [] %}<{{ tool | tojson }}>{% endfor %}"
-    "{% for message in messages %}[{% for key, value in message.items() %}{{ key }}={{ value }};{% endfor %}]"
-    "{% endfor %}"
-    "{{ enable_thinking }}{{ reasoning_effort }}{{ opened }}"
-)
-SMALL = [declared("weather", city={"type": "string"}, days={"type": "integer"}), declared("time")]
-CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
-REASONED = len(">\nI ask.\n</think>")
-"""From the token that opens reasoning through the one that closes it; here a token is a byte."""
-CALLS: dict[str, Any] = {**CHAT, "tools": SMALL}
-
-
-def config_of(tools: str = "", reasoning: str = "", switch: str = "") -> Any:
-    formats = FormatSettings(tools=tools, reasoning=reasoning, thinking_switch=switch)
-    return scripted_config(chat_template=TEMPLATE).model_copy(update={"formats": formats})
-
-
-class Served:
-    """A frontend over a scripted engine, and HTTP to it."""
-
-    def __init__(self, *formats: str) -> None:
-        self.stack = Stack(config_of(*formats))
-        self.app = create_app(self.stack.llm)
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://test")
-
-    async def __aenter__(self) -> "Served":
-        await self.stack.new_engine()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.aclose()
-        await self.stack.close()
-
-    def say(self, text: str, **how: Any) -> None:
-        self.stack.engine.script = say(text, **how)
-
-    async def post(self, body: dict[str, Any], **fields: Any) -> Any:
-        answer = await self.client.post("/v1/chat/completions", json={**body, **fields})
-        assert answer.status_code == 200, answer.text
-        return events_of(answer.text) if fields.get("stream") else answer.json()
-
-    async def refused(self, body: dict[str, Any], **fields: Any) -> Any:
-        answer = await self.client.post("/v1/chat/completions", json={**body, **fields})
-        assert answer.status_code == 400, answer.text
-        return answer.json()["error"]
-
-    def prompt(self) -> str:
-        ids = memoryview(self.stack.engine.submits[-1].prompt).cast("i").tolist()
-        return bytes(ids).decode()
 
 
 @pytest.fixture
@@ -77,28 +22,6 @@ async def hermes() -> AsyncIterator[Served]:
     async with Served("hermes", "qwen3", "enable_thinking") as served:
         served.say(FAMILIES["hermes"].two)
         yield served
-
-
-def joined(chunks: list[Any], index: int = 0) -> dict[str, Any]:
-    """What the chunks of one choice make, in the shape of a whole choice."""
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
-    logprobs, ends = [], []
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            if choice["index"] != index:
-                continue
-            delta = choice["delta"]
-            message["content"] += delta.get("content") or ""
-            message["reasoning_content"] += delta.get("reasoning_content", "")
-            for call in delta.get("tool_calls", []):
-                if call["index"] == len(message["tool_calls"]):
-                    message["tool_calls"].append({"id": call["id"], "type": call["type"], "function": call["function"]})
-                else:
-                    assert set(call) == {"index", "function"} and set(call["function"]) == {"arguments"}
-                    message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
-            logprobs += (choice["logprobs"] or {"content": []})["content"]
-            ends += [choice["finish_reason"]] if choice["finish_reason"] else []
-    return {"message": message, "logprobs": logprobs, "ends": ends}
 
 
 async def test_a_whole_answer_with_calls(hermes: Served) -> None:
@@ -237,101 +160,6 @@ async def test_several_choices(hermes: Served) -> None:
     assert len(set(ids)) == 4 and found[0]["message"] == found[1]["message"]
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
-
-
-async def test_tools_without_a_format_name_the_flag_and_the_key() -> None:
-    """Known failure 24, last part."""
-    async with Served() as served:
-        error = await served.refused(CALLS)
-        assert (error["param"], error["code"]) == ("tools", "no_tool_format")
-        assert "--tool-format" in error["message"] and "formats.tools" in error["message"]
-        assert (await served.post(CALLS, tool_choice="none"))["choices"][0]["message"]["content"] == "hello"
-
-
-async def test_a_template_without_tools_is_told() -> None:
-    config = scripted_config(chat_template="{{ messages }}").model_copy(
-        update={"formats": FormatSettings(tools="hermes")}
-    )
-    served = Served()
-    served.stack.llm.config = config
-    from tokenspeed.frontend.chat_template import ChatTemplate
-
-    served.stack.llm._template = ChatTemplate("{{ messages }}", "", "")
-    async with served:
-        error = await served.refused(CALLS)
-        assert error["code"] == "chat_template_error" and "--chat-template" in error["message"]
-
-
-def tool(**function: Any) -> dict[str, Any]:
-    return {"tools": [{"type": "function", "function": {"name": "f", **function}}]}
-
-
-PROPERTIES = "tools[0].function.parameters.properties"
-
-
-def deep(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        ({"tools": [1]}, "tools[0]", "object"),
-        ({"tools": [{"function": {"name": "f"}}]}, "tools[0]", "type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function", "missing"),
-        (tool(name="a b"), "tools[0].function.name", "letters"),
-        (tool(name=""), "tools[0].function.name", "letters"),
-        (tool(name="a" * 65), "tools[0].function.name", "64"),
-        (tool(name=None), "tools[0].function.name", "None"),
-        (tool(description=1), "tools[0].function.description", "text"),
-        (tool(strict="yes"), "tools[0].function.strict", "true or false"),
-        (tool(parameters={"type": "string"}), "tools[0].function.parameters", "an object"),
-        (tool(parameters=[]), "tools[0].function.parameters", "an object"),
-        (tool(parameters={"properties": {"foo": "bar"}}), "tools[0].function.parameters.properties.foo", "'bar'"),
-        (tool(parameters={"properties": "foo"}), "tools[0].function.parameters.properties", "object"),
-        (tool(parameters={"type": "object", "required": "a"}), "tools[0].function.parameters.required", "names"),
-        (tool(parameters={"properties": {"a": {"type": "text"}}}), f"{PROPERTIES}.a.type", "text"),
-        (tool(parameters={"properties": {"a": {"anyOf": [1]}}}), f"{PROPERTIES}.a.anyOf[0]", "1"),
-        (tool(parameters={"properties": {"a": {"enum": []}}}), f"{PROPERTIES}.a.enum", "list"),
-        (tool(parameters={"properties": {"a": {"items": [{}, "x"]}}}), f"{PROPERTIES}.a.items[1]", "'x'"),
-        (tool(parameters={"properties": {"a": {"items": 3}}}), f"{PROPERTIES}.a.items", "3"),
-        (tool(parameters=deep(40)), None, "schemas deep"),
-        (tool(description="x" * 70_000), "tools[0]", "65536"),
-        ({"tools": [declared(f"f{at}") for at in range(129)]}, "tools", "128"),
-        ({"tools": [declared(f"f{at}", a={"description": "x" * 60_000}) for at in range(9)]}, "tools", "524288"),
-        ({"tools": [declared("a"), declared("b"), declared("a")]}, "tools[2].function.name", "tools[0]"),
-        ({"tools": SMALL, "tool_choice": "maybe"}, "tool_choice", "auto"),
-        ({"tools": SMALL, "tool_choice": {"type": "function"}}, "tool_choice", "auto"),
-    ],
-)  # fmt: skip
-async def test_wrong_declarations(hermes: Served, fields: dict[str, Any], param: str | None, says: str) -> None:
-    """Known failure 25 and its kind: refused with the place, and the server lives."""
-    error = await hermes.refused(CHAT, **fields)
-    assert error["code"] == "invalid_value" and says in error["message"]
-    assert param is None or error["param"] == param
-    assert hermes.stack.engine.submits == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "param", "code"),
-    [
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_field"),
-        ({"tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice", "unsupported_field"),
-        (tool(strict=True), "tools[0].function.strict", "unsupported_field"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "unsupported_field"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}, "cache": 1}]}, "tools[0].cache", "unknown_field"),
-        (tool(returns={}), "tools[0].function.returns", "unknown_field"),
-    ],
-)
-async def test_what_this_version_cannot_promise(hermes: Served, fields: dict[str, Any], param: str, code: str) -> None:
-    error = await hermes.refused(CALLS, **fields)
-    assert (error["param"], error["code"]) == (param, code)
-
-
 # -- what the template gets -------------------------------------------------------------------------------------------
 
 
@@ -466,9 +294,3 @@ async def test_the_openai_client_reads_both(hermes: Served) -> None:
         ]
         await client.chat.completions.create(model=MODEL, messages=again)
         assert "role=tool;content=sun" in hermes.prompt() and "reasoning_content=I ask." in hermes.prompt()
-
-
-def test_the_tools_of_the_parsers_tests_are_right() -> None:
-    from tokenspeed.server.tools import offered_tools
-
-    assert offered_tools(TOOLS, "auto", tool_format="hermes") == TOOLS
