@@ -70,6 +70,15 @@ def test_every_default_of_the_recipe_is_the_engines_default(make_machine: MakeMa
         assert getattr(config, section) == getattr(plain, section), section
 
 
+def test_what_compiles_constraints(recipes: Path, make_machine: MakeMachine) -> None:
+    machine = make_machine()
+    off = resolve("small", machine, profile="smoke", overrides=set_values(["api.structured_output=none"]))
+    assert prepare(off, machine, no_progress).api.structured_output == "none"
+    other = resolve("small", machine, profile="smoke", overrides=set_values(["api.structured_output=xgrammar"]))
+    with pytest.raises(UnsupportedError, match="set it to llguidance"):
+        prepare(other, machine, no_progress)
+
+
 def test_a_random_model_cannot_be_mistaken(recipes: Path, make_machine: MakeMachine) -> None:
     resolution = resolve("small", make_machine(), profile="smoke")
     assert resolution.served_name == "small-smoke"

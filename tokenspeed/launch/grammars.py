@@ -37,7 +37,7 @@ def _loader(config: ResolvedConfig, model: ModelConfig) -> Callable[[], Compiler
             Vocabulary(
                 tokens=[*(tokenizer.token_bytes(token) for token in range(known)), *[b""] * (size - known)],
                 special=frozenset(token for token in tokenizer.special_ids if token < known),
-                ends=tuple(token for token in model.eos_token_ids if token < size),
+                ends=tuple(model.eos_token_ids),
                 encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
             )
         )

@@ -62,7 +62,9 @@ def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys:
     if keys.kv.fraction is not None:
         missing.append("a KV cache sized by a share of device memory (kv.fraction)")
     if keys.api.structured_output == "xgrammar":
-        missing.append("constraints compiled by xgrammar (api.structured_output = xgrammar; llguidance does the same)")
+        missing.append(
+            "constraints compiled by xgrammar (api.structured_output = xgrammar; set it to llguidance, the default)"
+        )
     return missing
 
 
