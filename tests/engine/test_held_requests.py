@@ -74,6 +74,8 @@ def test_others_run_while_one_is_compiled(compiler: HandCompiler) -> None:
     for handle, salt in ((2, 1), (3, 2)):
         assert plane.channel.tokens(handle) == expected_tokens(prompt_of(9, salt), 8)
     assert plane.channel.tokens(1) == [] and plane.channel.waits == 0, "it looks again and again, and never sleeps long"
+    plane.loop.publish_snapshot()
+    assert (plane.channel.snapshots[-1].waiting, plane.channel.snapshots[-1].has_work) == (1, True)
     compiler.begun[0].end()
     plane.until_quiet()
     assert plane.channel.tokens(1) == expected_tokens(prompt_of(9), 8)

@@ -125,6 +125,7 @@ async def test_what_makes_no_sense_names_its_field(
     ("code", "status", "shown"),
     [
         ("invalid_constraint", 400, "invalid_value"),
+        ("constraint_too_costly", 400, "invalid_value"),
         ("constraint_failed", 400, "constraint_failed"),
         ("constraint_busy", 503, "constraint_busy"),
         ("constraint_unavailable", 500, "constraint_unavailable"),

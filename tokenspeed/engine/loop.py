@@ -307,7 +307,7 @@ class EventLoop:
 
     def publish_snapshot(self) -> None:
         """Sends the state as it is now."""
-        snapshot = self._statistics.snapshot(self._scheduler, self._live)
+        snapshot = self._statistics.snapshot(self._scheduler, self._live, len(self._held))
         self._channel.send(EngineSnapshot(version=PROTOCOL_VERSION, snapshot=snapshot))
 
 

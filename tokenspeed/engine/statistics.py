@@ -86,8 +86,8 @@ class EngineStatistics:
         """Whether the last snapshot is older than SNAPSHOT_INTERVAL_S."""
         return self._clock() - self._last_snapshot >= SNAPSHOT_INTERVAL_S
 
-    def snapshot(self, scheduler: Scheduler, live: Mapping[int, LiveRequest]) -> StateSnapshot:
-        """Returns the whole picture, taken from the scheduler's own state."""
+    def snapshot(self, scheduler: Scheduler, live: Mapping[int, LiveRequest], held: int = 0) -> StateSnapshot:
+        """Returns the whole picture, taken from the scheduler's own state; ``held`` requests wait before it."""
         self._last_snapshot = self._clock()
         counts = scheduler.snapshot()
         rows = scheduler.requests(MAX_REQUEST_ROWS)
@@ -130,9 +130,9 @@ class EngineStatistics:
             ),
             step=StepSnapshot(**{f"{part}_ms": seconds * 1e3 for part, seconds in self._means.items()}),
             running=counts.running,
-            waiting=counts.waiting,
+            waiting=counts.waiting + held,
             last_progress=self._last_progress,
-            has_work=scheduler.has_work(),
+            has_work=scheduler.has_work() or held > 0,
             requests=[
                 RequestSnapshot(
                     handle=row.handle,

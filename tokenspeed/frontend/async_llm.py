@@ -390,8 +390,8 @@ class AsyncLLM:
 def _engine_error(item: RequestOutput, request: GenerationRequest) -> FrontendError:
     """What the engine said of a request, as the error its caller gets."""
     message = item.error or "the engine aborted the request"
-    if item.error_code in ("invalid_constraint", "constraint_failed"):
-        code = "invalid_value" if item.error_code == "invalid_constraint" else item.error_code
+    if item.error_code in ("invalid_constraint", "constraint_too_costly", "constraint_failed"):
+        code = item.error_code if item.error_code == "constraint_failed" else "invalid_value"
         return RequestRefused(f"{request.constraint_field}: {message}", code, request.constraint_field)
     if item.error_code in ("context_length_exceeded", "capacity", "invalid_request"):
         return RequestRefused(message, item.error_code)

@@ -69,18 +69,20 @@ class CheckedCompiler:
     def compile(self, constraint: Constraint) -> CompiledGrammar:
         """Raises ConstraintError as LlguidanceCompiler does, and where the check takes too much."""
         checker = self._checker()
-        error = checker.check(constraint, self._limit_s)
-        if checker.is_alive:
-            self._idle.append(checker)
-        if error:
-            raise ConstraintError(error)
+        try:
+            checker.check(constraint, self._limit_s)
+        finally:
+            self._idle.append(checker)  # one that ended is left out when it is asked for
         return self._compiler.compile(constraint)
 
     def _checker(self) -> "_Checker":
-        try:
-            return self._idle.pop()
-        except IndexError:  # not asked before: another thread may take the last one in between
-            return _Checker(self._given)
+        while True:
+            try:
+                checker = self._idle.pop()
+            except IndexError:  # not asked before: another thread may take the last one in between
+                return _Checker(self._given)
+            if checker.is_alive:
+                return checker
 
     def close(self) -> None:
         """Ends the checkers that are idle; the others end when their work does."""
@@ -99,7 +101,6 @@ class _Checker:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self.is_alive = True
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._write = _writer(self._process.stdin.fileno())
@@ -113,22 +114,30 @@ class _Checker:
                 f"the process that checks constraints does not start ({' '.join(_COMMAND)})", "constraint_unavailable"
             ) from error
 
-    def check(self, constraint: Constraint, limit_s: float) -> str:
-        """Returns what is wrong, "" where nothing is; ends the child where it takes too long."""
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended, by itself or because somebody had it end."""
+        return self._process.poll() is None
+
+    def check(self, constraint: Constraint, limit_s: float) -> None:
+        """Raises ConstraintError where something is wrong; ends the child where it takes too long, or died of it."""
         try:
             self._write(msgspec.msgpack.encode(constraint))
             answer = self._read(limit_s)
-        except TimeoutError:
+        except (TimeoutError, EOFError, BrokenPipeError) as error:
             self.kill()
-            return f"the {constraint.kind} takes longer than {limit_s:g} s to compile"
-        except (EOFError, BrokenPipeError):
-            self.kill()
-            return f"the {constraint.kind} takes more time, memory or depth of recursion than there is for it"
-        return msgspec.msgpack.decode(answer, type=str)
+            what = (
+                f"longer than {limit_s:g} s to compile"
+                if isinstance(error, TimeoutError)
+                else "more time, memory or depth of recursion than there is for it"
+            )
+            raise ConstraintError(f"the {constraint.kind} takes {what}", "constraint_too_costly") from error
+        text = msgspec.msgpack.decode(answer, type=str)
+        if text:
+            raise ConstraintError(text)
 
     def kill(self) -> None:
         """Ends the child and waits for that."""
-        self.is_alive = False
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):

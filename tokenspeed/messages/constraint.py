@@ -41,8 +41,9 @@ class ConstraintError(ValueError):
     """A constraint that cannot be compiled; the message says why, in the words of the one who wrote it.
 
     Attributes:
-        code: "invalid_constraint" where the constraint is at fault, "constraint_busy" where the engine is,
-            "constraint_unavailable" where it cannot compile any.
+        code: "invalid_constraint" where the constraint is at fault, "constraint_too_costly" where compiling took more
+            than it may, "constraint_busy" where the engine is at fault, "constraint_unavailable" where it cannot
+            compile any.
     """
 
     def __init__(self, message: str, code: str = "invalid_constraint") -> None:

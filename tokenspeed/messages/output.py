@@ -45,8 +45,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             fulfilled and nothing may follow.
         error: what went wrong, for "error" and for an "abort" that the engine decided.
         error_code: "context_length_exceeded", "capacity", "nan_logits", "step_failed", "cache_load_failed",
-            "draining", "invalid_request", "invalid_constraint", "constraint_busy", "constraint_unavailable",
-            "constraint_failed"; "" without an error.
+            "draining", "invalid_request", "invalid_constraint", "constraint_too_costly", "constraint_busy",
+            "constraint_unavailable", "constraint_failed"; "" without an error.
     """
 
     handle: int

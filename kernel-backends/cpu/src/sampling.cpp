@@ -74,15 +74,17 @@ private:
     double weight_of(float z) const { return std::exp(static_cast<double>(z) - static_cast<double>(maximum_)); }
 
     const Candidate& reach(int64_t place) {
-        while (static_cast<int64_t>(sorted_.size()) <= place) gather(4 * place + 256);
+        while (static_cast<int64_t>(sorted_.size()) <= place) gather(place, 4 * place + 256);
         return sorted_[static_cast<std::size_t>(place)];
     }
 
-    // Gathers and sorts further buckets until `wanted` candidates are there, or all.
-    void gather(int64_t wanted) {
+    // Gathers and sorts further buckets until `wanted` candidates are there, or all. The last bucket, which has the whole
+    // vocabulary where few tokens are not masked, is taken only where `place` lies in it.
+    void gather(int64_t place, int64_t wanted) {
         const int first = next_bucket_;
         int64_t there = static_cast<int64_t>(sorted_.size());
-        while (next_bucket_ < kBuckets && there < wanted) there += counts_[static_cast<std::size_t>(next_bucket_++)];
+        while (next_bucket_ < kBuckets && there < (next_bucket_ == kBuckets - 1 ? place + 1 : wanted))
+            there += counts_[static_cast<std::size_t>(next_bucket_++)];
         const auto begin = static_cast<std::ptrdiff_t>(sorted_.size());
         for (int64_t i = 0; i < size_; ++i) {
             const int bucket = buckets_[static_cast<std::size_t>(i)];
@@ -129,7 +131,8 @@ int32_t draw_in_order(OrderedCandidates& candidates, const Draw& draw) {
     if (cut) total = candidates.running(kept - 1);
     const double target = static_cast<double>(uniform(draw.seed, draw.choice, draw.position)) * total;
     int64_t place = 0;
-    while (place + 1 < kept && candidates.running(place) < target) ++place;
+    // The total may be a last bit above the sum in order: that bit must not draw a token without a weight.
+    while (place + 1 < kept && candidates.running(place) < target && candidates.weight(place + 1) > 0.0) ++place;
     return candidates.id(place);
 }
 
@@ -166,6 +169,10 @@ void mask_row(float* values, int64_t size, const uint32_t* mask) {
         const uint32_t word = mask[begin / 32];
         if (word == 0xFFFFFFFFu) continue;
         const int64_t count = std::min<int64_t>(32, size - begin);
+        if (word == 0) {
+            std::fill_n(values + begin, count, -kInfinity);
+            continue;
+        }
         for (int64_t bit = 0; bit < count; ++bit) {
             if ((word >> bit & 1u) == 0) values[begin + bit] = -kInfinity;
         }
