@@ -207,8 +207,26 @@ def test_the_worst_texts_end_in_a_grammar_or_a_refusal(kind: ConstraintKind, tex
         matcher.accept(min(tokens))
 
 
-def test_json_of_choices_is_no_lark() -> None:
-    """Characters that mean something to Lark stand for themselves."""
-    for choice in ('"', "\\", "a\nb", "/x/", "%json {}", "|", "é\u0001", "<[258]>"):
+def test_choices_are_no_patterns() -> None:
+    """Characters that mean something to a regular expression, or to Lark, stand for themselves."""
+    for choice in (
+        '"',
+        "\\",
+        "a\nb",
+        "/x/",
+        "%json {}",
+        "|",
+        "é\u0001",
+        "<[258]>",
+        "a.b*",
+        "x{2}",
+        "(a)",
+        "[a]",
+        "^$",
+        "a b#&~-",
+        "\t",
+        "\r\n",
+        "\x00",
+    ):
         matcher = behind("choice", json.dumps([choice]), ids(choice))
         assert allowed(matcher) == set() and matcher.may_end

@@ -27,8 +27,8 @@ CHECK_LIMIT_S = 5.0
 START_LIMIT_S = 30.0
 MEMORY_LIMIT = 2 << 30
 """Of the child's address space; its libraries take a quarter of a gigabyte of it."""
-STACK_BYTES = 4 << 20
-"""Half of what the engine's threads have."""
+STACK_BYTES = 1 << 20
+"""Half of the least that the engine's threads have (2 MiB where the system's limit is "unlimited", else 8)."""
 
 _LENGTH = struct.Struct("<I")
 _COMMAND = (sys.executable, "-m", "tokenspeed.grammar.checker")

@@ -1,6 +1,7 @@
 """The text of a constraint to a grammar in llguidance's own terms, checked before anything is compiled."""
 
 import json
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def grammar_source(constraint: Constraint, vocabulary: Vocabulary) -> str:
     if constraint.kind == "regex":
         return LLMatcher.grammar_from_regex(text)
     if constraint.kind == "choice":
-        return LLMatcher.grammar_from_lark(_choice_source(text))
+        return LLMatcher.grammar_from_regex(_choice_source(text))
     if constraint.kind == "structural_tag":
         return LLMatcher.grammar_from_lark(structural_tag_source(read_json(text), vocabulary, JSON_OPTIONS))
     return LLMatcher.grammar_from_lark(_lark(text))
@@ -86,7 +87,7 @@ def _choice_source(text: str) -> str:
     choices = read_json(text)
     if not isinstance(choices, list) or not choices or not all(isinstance(one, str) and one for one in choices):
         raise ConstraintError("the choices must be a list of strings, at least one and none of them empty")
-    return "start: " + " | ".join(json.dumps(one, ensure_ascii=False) for one in dict.fromkeys(choices))
+    return "|".join(re.escape(one) for one in dict.fromkeys(choices))
 
 
 def _lark(text: str) -> str:
