@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -162,6 +163,10 @@ KINDS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+DEEP = "start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1}' for i in range(12_000)) + '\nr12000: "b"'
+"""More recursion than a stack holds: a compiler inside the engine would take the engine along."""
+
+
 def body(server: RunningServer, fields: dict[str, Any], **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "Tell me about a person called Ada."}]
     return {"model": server.model, "messages": messages, "max_tokens": 60, "seed": 3, **fields, **more}
@@ -216,8 +221,10 @@ def test_errors_over_the_wire_and_the_server_lives(server: RunningServer) -> Non
         ({"guided_json": "[" * 10_000}, "guided_json"),
         ({"json_schema": json.dumps({"type": "string", "pattern": "a{1,9}(?=b)"})}, "json_schema"),
         ({"ebnf": "root ::= missing"}, "ebnf"),
+        ({"ebnf": DEEP}, "ebnf"),
         ({"structural_tag": "{}"}, "structural_tag"),
     ]
+    pids = server.engine_pids()
     for fields, param in bad:
         for stream in (False, True) if param == "guided_json" else (False,):
             answer = httpx.post(
@@ -227,6 +234,29 @@ def test_errors_over_the_wire_and_the_server_lives(server: RunningServer) -> Non
             assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", param), error
             assert error["message"].startswith(f"{param}: ") or "empty" in error["message"]
     assert answer_of(server, body(server, {}, max_tokens=2))["choices"][0]["finish_reason"] == "length"
+    assert server.engine_pids() == pids, "it is the engine that was there before"
+
+
+@pytest.mark.long
+def test_texts_without_end_hold_up_nobody(server: RunningServer) -> None:
+    """Compiling these never ends; others, constrained ones too, go on meanwhile."""
+    endless = ["start: X\nX: " + " & ".join(f"/.*a{i}{at}.*/" for i in range(40)) for at in range(3)]
+    with ThreadPoolExecutor(4) as threads:
+        bad = [
+            threads.submit(
+                httpx.post, f"{server.url}/v1/chat/completions", json=body(server, {"ebnf": text}), timeout=60
+            )
+            for text in endless
+        ]
+        good = answer_of(server, body(server, {}, max_tokens=20))
+        assert good["choices"][0]["finish_reason"] in ("length", "stop")
+        assert not any(one.done() for one in bad), "the good one did not wait"
+        for one in bad:
+            answer = one.result()
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "ebnf")
+            assert "takes longer than 5 s" in answer.json()["error"]["message"]
+    choice = answer_of(server, body(server, {"regex": "[0-9]"}))["choices"][0]
+    assert choice["message"]["content"].isdigit()
 
 
 def test_several_choices_logprobs_and_min_tokens(server: RunningServer) -> None:
