@@ -22,7 +22,7 @@ from pathlib import Path
 from scripts.image_facts import ROOT, VENDORS, folders
 from scripts.third_party import LOCAL, merged, name_of, requirements
 
-MACHINES = {"linux/amd64": "x86_64-manylinux_2_28", "linux/arm64": "aarch64-manylinux_2_28"}
+MACHINES = {"linux/amd64": "x86_64-manylinux_2_31", "linux/arm64": "aarch64-manylinux_2_31"}
 
 
 @dataclass(frozen=True, kw_only=True)
