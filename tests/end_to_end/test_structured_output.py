@@ -114,8 +114,7 @@ def alone() -> dict[int, list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("chunk", [9, 64])
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("overlap", "chunk"), [(0, 64), (1, 9)])
 def test_company_overlap_and_chunks_change_no_token(alone: dict[int, list[int]], overlap: int, chunk: int) -> None:
     run = run_requests(config_of(overlap=overlap, chunk=chunk), [*CONSTRAINED, *FREE], [2] * 7)
     check(run)
@@ -123,8 +122,7 @@ def test_company_overlap_and_chunks_change_no_token(alone: dict[int, list[int]],
     assert run.held == 0
 
 
-@pytest.mark.parametrize("host_blocks", [0, 60])
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("overlap", "host_blocks"), [(0, 60), (1, 0)])
 def test_retraction_changes_no_token(alone: dict[int, list[int]], overlap: int, host_blocks: int) -> None:
     run = run_requests(config_of(overlap=overlap, blocks=11, host_blocks=host_blocks), [*CONSTRAINED, *FREE])
     assert run.counters.retractions > 0

@@ -12,7 +12,7 @@ from tokenspeed.messages import Constraint, ConstraintError, ConstraintKind
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[CheckedCompiler]:
-    made = CheckedCompiler(vocabulary(), limit_s=1.0)
+    made = CheckedCompiler(vocabulary(), limit_s=0.5)
     yield made
     made.close()
 
@@ -26,7 +26,7 @@ REFERENCES["$defs"] |= {"d4000": {"type": "null"}}  # type: ignore[operator]
 @pytest.mark.parametrize(
     ("kind", "text", "said", "code"),
     [
-        ("grammar", ENDLESS, "takes longer than 1 s", "constraint_too_costly"),
+        ("grammar", ENDLESS, "takes longer than 0.5 s", "constraint_too_costly"),
         ("grammar", RULES, "depth of recursion", "constraint_too_costly"),
         ("json_schema", json.dumps(REFERENCES), "depth of recursion", "constraint_too_costly"),
         ("regex", "(a", "unclosed group", "invalid_constraint"),

@@ -23,7 +23,7 @@ class _Row:
     """One row's matcher, the slot of its mask, and its stop tokens."""
 
     def __init__(self, matcher: TokenMatcher, slot: int, stops: Sequence[int]) -> None:
-        self.matcher = matcher
+        self.matcher: TokenMatcher | None = matcher  # None once it is of no use; what it holds may be megabytes
         self.slot = slot
         self.stops = stops
         self.ended = False  # by a stop token or because nothing may follow; what is drawn later is dropped
@@ -79,31 +79,36 @@ class RowConstraints:
             return False, found.refusal
         if not self._allows(found.slot, token):
             found.refusal = NO_PROBABILITY
-            return False, found.refusal
-        if token in found.stops:
+        elif token in found.stops:
             found.ended = True
-            return False, ""
-        self._advance(found, (token,))
-        return found.ended, ""
+        else:
+            self._advance(found, (token,))
+            return found.ended, ""
+        found.matcher = None
+        return False, found.refusal
 
     def _allows(self, slot: int, token: int) -> bool:
         return bool(self._host[slot, token // 32] >> (token % 32) & 1)
 
     def _advance(self, row: _Row, tokens: Iterable[int]) -> None:
         """Accepts tokens and fills the next mask. Whatever a matcher raises is its own request's error."""
+        matcher = row.matcher
+        assert matcher is not None, "a row that ended takes no tokens"
         try:
             for token in tokens:
-                row.matcher.accept(token)
-            self._fill(row)
+                matcher.accept(token)
+            self._fill(row, matcher)
         except Exception as error:
             logger.exception("a matcher failed")
             row.refusal = f"the constraint failed: {error}"
+        if row.ended or row.refusal:
+            row.matcher = None
 
-    def _fill(self, row: _Row) -> None:
+    def _fill(self, row: _Row, matcher: TokenMatcher) -> None:
         """Fills the mask of what may come next; stop tokens may where the text may end, and nowhere else."""
         mask = self._host[row.slot]
-        row.matcher.fill(mask)
-        may_end, error = row.matcher.may_end, row.matcher.error
+        matcher.fill(mask)
+        may_end, error = matcher.may_end, matcher.error
         bits = mask.view(np.uint32)
         for token in row.stops:
             bits[token // 32] &= ~np.uint32(1 << token % 32)
