@@ -84,6 +84,8 @@ def published() -> dict[str, Published]:
     metrics = Metrics(lambda: reading)
     # A counter with labels shows once it has counted.
     metrics.http_request("GET", "/live", 200)
+    metrics.key_request("somebody", 200)
+    metrics.refused("rate_limit_exceeded")
     metrics.fields_ignored(["user"])
     metrics.finished("stop", 1.0)
     families = {}

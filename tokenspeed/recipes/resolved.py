@@ -73,7 +73,10 @@ class SchedulerSettings(_Frozen):
 
 
 class ApiSettings(_Frozen):
-    """What the API does on behalf of the model. ``default_sampling`` holds request fields a client may override."""
+    """What the API does on behalf of the model; docs/recipes.md says what each bound means (0: none).
+
+    ``default_sampling`` holds request fields a client may override.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -81,6 +84,8 @@ class ApiSettings(_Frozen):
     chat_template: str = ""
     max_body_bytes: int = 32 << 20
     api_key_file: str = ""
+    requests_per_minute: int = 0
+    max_concurrent: int = 0
 
 
 class LogConfig(_Frozen):

@@ -145,7 +145,7 @@ class Sampling(Strict):
 
 
 class Api(Strict):
-    """The HTTP side."""
+    """The HTTP side; see docs/recipes.md for each bound (0: none)."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -153,6 +153,8 @@ class Api(Strict):
     chat_template: str = ""
     max_body_bytes: Bytes = 32 << 20
     api_key_file: str = ""
+    requests_per_minute: Count = 0
+    max_concurrent: Count = 0
 
 
 class Formats(Strict):

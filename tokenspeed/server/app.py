@@ -1,5 +1,6 @@
 """The HTTP application: routes, error shapes, and what they share."""
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ from tokenspeed.server import chat, completions, configuration, models, probes, 
 from tokenspeed.server.body import ClientGone
 from tokenspeed.server.context import ServerContext
 from tokenspeed.server.errors import SERVER_ERROR, ApiError
-from tokenspeed.server.middleware import ApiMiddleware, read_api_keys
+from tokenspeed.server.keys import KeyRing
+from tokenspeed.server.middleware import ApiMiddleware
+from tokenspeed.server.rates import Allowances
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenspeed.telemetry.metrics import EngineReading, Metrics
 
@@ -26,15 +29,22 @@ PROGRESS_THRESHOLD_S = 120.0
 STATUS_CLIENT_GONE = 499
 
 
-def create_app(llm: AsyncLLM, *, progress_threshold_s: float = PROGRESS_THRESHOLD_S) -> FastAPI:
+def create_app(
+    llm: AsyncLLM,
+    *,
+    progress_threshold_s: float = PROGRESS_THRESHOLD_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> FastAPI:
     """Returns the application that serves ``llm`` as its configuration says; raises ApiKeyError for a bad key file.
 
-    The application counts for ``llm`` from here on (it becomes its observer).
+    The application counts for ``llm`` from here on (it becomes its observer). ``clock`` is what keys, rates and
+    deadlines go by, in seconds.
     """
     config = llm.config
     metrics = Metrics(lambda: _reading(llm))
     llm.observer = metrics
-    keys = read_api_keys(config.api.api_key_file) if config.api.api_key_file else frozenset()
+    keys = KeyRing(config.api.api_key_file, clock=clock)
+    allowances = Allowances(config.api.requests_per_minute, config.api.max_concurrent, clock)
     app = FastAPI(
         title="TokenSpeed",
         description="An OpenAI-compatible API. docs/api.md says what each field does.",
@@ -43,7 +53,7 @@ def create_app(llm: AsyncLLM, *, progress_threshold_s: float = PROGRESS_THRESHOL
         redirect_slashes=False,
     )
     app.state.context = ServerContext(llm=llm, metrics=metrics, progress_threshold_s=progress_threshold_s)
-    app.add_middleware(ApiMiddleware, metrics=metrics, keys=keys)
+    app.add_middleware(ApiMiddleware, metrics=metrics, keys=keys, allowances=allowances)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientGone, _client_gone)

@@ -24,6 +24,9 @@ from tokenspeed.telemetry.logs import DROPS
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
+MAX_KEY_NAMES = 100
+"""So many names of keys have series of their own."""
+
 ENGINE_COUNTERS = {
     "rounds": "Rounds of the event loop",
     "steps": "Steps of the device",
@@ -52,6 +55,8 @@ ENGINE_COUNTERS = {
 
 METRIC_NAMES = (
     "tokenspeed_http_requests_total",
+    "tokenspeed_key_requests_total",
+    "tokenspeed_requests_refused_total",
     "tokenspeed_ignored_fields_total",
     "tokenspeed_choices_started_total",
     "tokenspeed_choices_finished_total",
@@ -101,6 +106,9 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._http = self._counter("http_requests", "HTTP requests answered", "method", "path", "status")
+        self._by_key = self._counter("key_requests", "HTTP requests answered, by the API key's name", "key", "status")
+        self._key_names: set[str] = set()
+        self._refused = self._counter("requests_refused", "Requests refused before they made work", "reason")
         self._ignored = self._counter("ignored_fields", "Request fields accepted without effect", "field")
         self._started = self._counter("choices_started", "Choices handed to the engine")
         self._finished = self._counter("choices_finished", "Choices ended, by reason", "reason")
@@ -130,6 +138,17 @@ class Metrics:
     def http_request(self, method: str, path: str, status: int) -> None:
         """``path`` is the route's own path, not the client's, so that the number of label values stays small."""
         self._http.labels(method, path, str(status)).inc()
+
+    def key_request(self, name: str, status: int) -> None:
+        """``name`` of a key; after MAX_KEY_NAMES of them, which rotation may bring, all others count as one."""
+        if name not in self._key_names and len(self._key_names) >= MAX_KEY_NAMES:
+            name = "other"
+        self._key_names.add(name)
+        self._by_key.labels(name, str(status)).inc()
+
+    def refused(self, reason: str) -> None:
+        """``reason`` is an error code, of which there are few."""
+        self._refused.labels(reason).inc()
 
     def fields_ignored(self, names: Iterable[str]) -> None:
         for name in names:
