@@ -16,14 +16,15 @@ import numpy as np
 
 from tokenspeed.device.handle import DeviceHandle, OperationOutcome, PendingStep, RowStart, StepFailed
 from tokenspeed.engine.commit import Commit, commit_failure, commit_result
+from tokenspeed.engine.orders import Orders
 from tokenspeed.engine.requests import LiveRequest
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
     EngineInput,
+    EngineMessage,
     EngineOutput,
     EngineSnapshot,
-    EngineStatus,
     RequestOutput,
     Submit,
 )
@@ -63,7 +64,7 @@ class Channel(Protocol):
 
     def receive(self, timeout_ms: int) -> list[EngineInput]: ...
 
-    def send(self, message: EngineOutput | EngineStatus | EngineSnapshot) -> None: ...
+    def send(self, message: EngineMessage) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class EventLoop:
         self._live: dict[int, LiveRequest] = {}
         self._in_flight: deque[_InFlight] = deque()
         self._storage_out: set[int] = set()
+        self._orders = Orders()
         self._outputs: list[RequestOutput] = []
         self._failed_in_a_row = 0
         self._round = 0
@@ -124,10 +126,15 @@ class EventLoop:
         """One round; waits for input only where there is nothing else to do."""
         events = [*self._receive(), *self._storage_events()]
         self._scheduler.advance(events)
-        started = self._clock()
-        plan = self._scheduler.plan()
-        planned = self._clock()
-        commits = self._commit_due(self._execute(plan))
+        started = planned = self._clock()
+        has_rows = False
+        if self._orders.paused:
+            self._blocked = True
+        else:
+            plan = self._scheduler.plan()
+            planned = self._clock()
+            has_rows = self._execute(plan)
+        commits = self._commit_due(has_rows)
         self._blocked = self._blocked and not commits  # what landed may have made room
         committing = self._clock()
         self._scheduler.advance(commits)
@@ -152,8 +159,13 @@ class EventLoop:
                 if self._live.pop(handle, None) is not None:
                     self._statistics.aborted += 1
                     events.append(Abort(handle))
-            self._draining = self._draining or message.drain
-        return events
+            for order in message.orders:
+                self._orders.take(order)
+                self._blocked = False
+            if message.drain:
+                self._draining, self._orders.paused = True, False
+        idle = not (self._in_flight or self._storage_out or self._scheduler.has_work())
+        return [*events, *self._orders.events(len(self._live), idle)]
 
     def _storage_events(self) -> list[Event]:
         """The storage operations that ended, and the time, by which the scheduler gives up on those that did not."""
@@ -166,8 +178,10 @@ class EventLoop:
 
     def _patience_ms(self) -> int:
         """How long this round may wait for input: not at all while a step is out or one can be planned."""
-        if self._in_flight or not self._blocked:
+        if self._in_flight or not self._blocked or self._orders.waiting:
             return 0
+        if self._orders.paused and not self._storage_out:
+            return IDLE_WAIT_MS
         return BLOCKED_WAIT_MS if self._scheduler.has_work() or self._storage_out else IDLE_WAIT_MS
 
     def _is_idle(self) -> bool:
@@ -289,6 +303,8 @@ class EventLoop:
         if self._outputs:
             self._channel.send(EngineOutput(version=PROTOCOL_VERSION, round=self._round, outputs=self._outputs))
             self._outputs = []
+        for answer in self._orders.answers():
+            self._channel.send(answer)
         if self._statistics.snapshot_is_due():
             self.publish_snapshot()
 

@@ -23,10 +23,20 @@ from tokenspeed.frontend.errors import (
     RequestRefused,
 )
 from tokenspeed.frontend.generation import Generation, LiveChoice, Prompt
+from tokenspeed.frontend.orders import EngineOrders
 from tokenspeed.frontend.request import Delta, GenerationRequest
 from tokenspeed.frontend.text_assets import load_text_assets
 from tokenspeed.frontend.validate import check_request
-from tokenspeed.messages import EngineOutput, EngineSnapshot, EngineStatus, Finish, RequestOutput, Submit
+from tokenspeed.messages import (
+    Action,
+    EngineOutput,
+    EngineSnapshot,
+    EngineStatus,
+    Finish,
+    OrderDone,
+    RequestOutput,
+    Submit,
+)
 from tokenspeed.recipes.model_config import ModelConfig, read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig
 
@@ -94,6 +104,7 @@ class AsyncLLM:
             )
         self.engine = EngineState()
         self._connection = connection
+        self._orders = EngineOrders(connection.order)
         self._live: dict[int, LiveChoice] = {}
         self._handles = itertools.count(1)
         self._random = random.Random(config.seed) if config.seed else random.SystemRandom()
@@ -118,9 +129,14 @@ class AsyncLLM:
         return self._draining
 
     @property
+    def paused(self) -> bool:
+        """Whether an operator stopped the engine from planning steps."""
+        return self._orders.paused
+
+    @property
     def stalled_for(self) -> float:
-        """Seconds for which requests have been open without anything moving; 0 where none is open."""
-        return time.monotonic() - self.engine.moved_at if self._live else 0.0
+        """Seconds for which requests have been open without anything moving; 0 where none is open, or in a pause."""
+        return time.monotonic() - self.engine.moved_at if self._live and not self.paused else 0.0
 
     @property
     def max_model_len(self) -> int:
@@ -216,6 +232,30 @@ class AsyncLLM:
         """Returns the token ids of a text; long ones are worked on beside the event loop."""
         return await _off_loop(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
 
+    async def order(self, action: Action) -> str:
+        """Has the engine do what an operator wants; returns why it refused, "" where it did not.
+
+        Raises EngineUnavailable where it takes no orders now.
+        """
+        if not self.engine.ready:
+            raise self.engine.unavailable()
+        refused = await self._orders.give(action)
+        self.engine.moved()  # a pause is no standstill
+        self.engine.notify()
+        return refused
+
+    def abort_requests(self, request_id: str | None) -> int:
+        """Ends the calls of this name (None: all calls) with an error, and returns how many choices that were."""
+        ended = {
+            live.generation
+            for live in self._live.values()
+            if request_id is None or live.prompt.request.request_id == request_id
+        }
+        count = sum(len(generation.live) for generation in ended)
+        for generation in ended:
+            generation.fail(EngineFailed("the request was aborted by the server's operator", "aborted"))
+        return count
+
     async def drain(self, grace_s: float) -> int:
         """Refuses new requests and waits for the open ones to end, at most ``grace_s`` seconds.
 
@@ -223,6 +263,9 @@ class AsyncLLM:
         """
         self._draining = True
         self.engine.notify()
+        if self.paused:
+            with contextlib.suppress(EngineUnavailable):
+                await self.order("continue")  # open requests are to end
         if self._live:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), grace_s)
@@ -251,8 +294,13 @@ class AsyncLLM:
     def on_snapshot(self, snapshot: EngineSnapshot) -> None:
         self.engine.set_snapshot(snapshot.snapshot)
 
+    def on_order_done(self, answer: OrderDone) -> None:
+        self.engine.heard()
+        self._orders.done(answer)
+
     def on_engine_lost(self, cause: str) -> None:
         self.engine.set_lost(cause)
+        self._orders.engine_gone(cause)
         self._fail_all(cause)
 
     def on_engine_given_up(self, cause: str) -> None:

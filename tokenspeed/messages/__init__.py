@@ -2,10 +2,12 @@
 
 One message a round crosses each way, never one a request: the frontend sends an ``EngineInput`` with everything that
 happened since the last one, the engine answers with an ``EngineOutput`` for the round, and beside it, seldom, an
-``EngineStatus`` (start-up phases, readiness, the end) or an ``EngineSnapshot`` (telemetry).
+``EngineStatus`` (start-up phases, readiness, the end), an ``EngineSnapshot`` (telemetry) or an ``OrderDone``
+(what became of an operator's order).
 """
 
 from tokenspeed.messages.input import EngineInput, Finish, Submit
+from tokenspeed.messages.order import Action, Order, OrderDone
 from tokenspeed.messages.output import (
     EngineFacts,
     EngineOutput,
@@ -20,6 +22,7 @@ from tokenspeed.messages.output import (
 from tokenspeed.messages.sampling import SamplingParameters
 from tokenspeed.messages.wire import (
     PROTOCOL_VERSION,
+    EngineMessage,
     WireError,
     decode_input,
     decode_output,
@@ -28,13 +31,17 @@ from tokenspeed.messages.wire import (
 
 __all__ = [
     "PROTOCOL_VERSION",
+    "Action",
     "EngineFacts",
     "EngineInput",
+    "EngineMessage",
     "EngineOutput",
     "EngineSnapshot",
     "EngineStatus",
     "Finish",
     "FinishReason",
+    "Order",
+    "OrderDone",
     "Phase",
     "PromptLogprobs",
     "RequestOutput",

@@ -86,6 +86,8 @@ class ApiSettings(_Frozen):
     api_key_file: str = ""
     requests_per_minute: int = 0
     max_concurrent: int = 0
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None
 
 
 class LogConfig(_Frozen):

@@ -155,6 +155,8 @@ class Api(Strict):
     api_key_file: str = ""
     requests_per_minute: Count = 0
     max_concurrent: Count = 0
+    admin_host: str = "127.0.0.1"
+    admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
 
 
 class Formats(Strict):

@@ -23,20 +23,23 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 
-async def read_json(request: Request, kind: type[_Body], limit: int) -> tuple[_Body, list[str]]:
+async def read_json(
+    request: Request, kind: type[_Body], limit: int, *, optional: bool = False
+) -> tuple[_Body, list[str]]:
     """Returns the body as ``kind``, and the names of its fields that are accepted without effect.
 
     Args:
         request: with its body unread.
         kind: a struct whose fields are the supported ones.
         limit: the most bytes of a body.
+        optional: an empty body stands for an object without fields.
 
     Raises:
         ApiError: 413, 415 or 400, naming the field where there is one.
         ClientGone: nobody is left to answer.
     """
     _check_content_type(request)
-    data = await _read(request, limit)
+    data = await _read(request, limit) or (b"{}" if optional else b"")
     try:
         raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         ignored = check_fields(raw, kind.__struct_fields__)

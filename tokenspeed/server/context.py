@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.server.errors import ApiError
+from tokenspeed.server.keys import KeyRing
+from tokenspeed.server.rates import Allowances
 from tokenspeed.telemetry import logs
 from tokenspeed.telemetry.metrics import Metrics
 
@@ -23,6 +25,8 @@ class ServerContext:
     llm: AsyncLLM
     metrics: Metrics
     progress_threshold_s: float
+    keys: KeyRing
+    allowances: Allowances
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     @property

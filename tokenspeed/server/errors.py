@@ -61,4 +61,7 @@ def from_frontend(error: FrontendError) -> ApiError:
         return ApiError(
             503, error.message, code=error.code, kind=UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_S)}
         )
+    if error.code == "aborted":
+        # clients that try again by themselves would bring back what an operator took away
+        return ApiError(503, error.message, code=error.code, kind=UNAVAILABLE, headers={"x-should-retry": "false"})
     return ApiError(500, error.message, code=error.code, kind=SERVER_ERROR)
