@@ -86,6 +86,7 @@ def published() -> dict[str, Published]:
     metrics.http_request("GET", "/live", 200)
     metrics.key_request("somebody", 200)
     metrics.refused("rate_limit_exceeded")
+    metrics.stream_cut("stalled")
     metrics.fields_ignored(["user"])
     metrics.finished("stop", 1.0)
     families = {}

@@ -34,6 +34,10 @@ class ContextLengthExceeded(RequestRefused):
         self.prompt_tokens = prompt_tokens
 
 
+class ReaderTooSlow(FrontendError):
+    """More of an answer waits for its reader than is kept; the engine stopped working on it."""
+
+
 class EngineUnavailable(FrontendError):
     """The engine takes no requests now: it is starting, draining, or gone. Trying again later may help."""
 

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable
 
 import uvicorn
+from fastapi import FastAPI
 
 from tokenspeed.launch.admin_port import AdminPort, QuietServer
 from tokenspeed.launch.banner import PhaseLine, print_ready
+from tokenspeed.launch.connections import ConnectionBounds, bounded_protocol, connections_within
 from tokenspeed.launch.early_engine import EarlyEngine
 from tokenspeed.launch.facts import redactor_of
 from tokenspeed.launch.handover import Handover, Place
@@ -122,7 +124,14 @@ class _Serving:
 
         app = create_app(service.llm)
         server = QuietServer(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+            uvicorn.Config(
+                app,
+                http=bounded_protocol(self._connection_bounds(app)),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+            )
         )
         watching = asyncio.create_task(self._watch(service), name="phases")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
@@ -142,6 +151,15 @@ class _Serving:
         server.force_exit = self._force.is_set()
         await serving
         return self._ended(cut)
+
+    def _connection_bounds(self, app: FastAPI) -> ConnectionBounds:
+        metrics = app.state.context.metrics
+        return ConnectionBounds(
+            most=connections_within(self._config.api.max_connections),
+            slow_reader_s=self._config.api.slow_reader_s,
+            refused=metrics.refused,
+            cut=metrics.stream_cut,
+        )
 
     async def _take_over(
         self, service: Service, stopping: asyncio.Task[bool], retire_other: Callable[[], None]

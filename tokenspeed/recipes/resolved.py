@@ -88,6 +88,10 @@ class ApiSettings(_Frozen):
     max_concurrent: int = 0
     admin_host: str = "127.0.0.1"
     admin_port: int | None = None
+    max_connections: int = 4096
+    keep_alive_s: float = 15.0
+    slow_reader_s: float = 30.0
+    stream_buffer_bytes: int = 1 << 20
 
 
 class LogConfig(_Frozen):

@@ -18,6 +18,7 @@ from tokenspeed.recipes.schema_types import (
     Positive,
     RelativePath,
     Revision,
+    Seconds,
     Sha256,
     Strict,
 )
@@ -157,6 +158,10 @@ class Api(Strict):
     max_concurrent: Count = 0
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    max_connections: Count = 4096
+    keep_alive_s: Seconds = 15.0
+    slow_reader_s: Seconds = 30.0
+    stream_buffer_bytes: Bytes = 1 << 20
 
 
 class Formats(Strict):

@@ -1,12 +1,13 @@
 """Reads a request body: size, content type, JSON, fields, values; each failure is an ApiError of its own."""
 
+import asyncio
 import re
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from tokenspeed.server.errors import ApiError
+from tokenspeed.server.errors import TIMEOUT, ApiError
 from tokenspeed.server.fields import check_fields
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -14,6 +15,9 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 DISCARD_FACTOR = 8
 """A body beyond the limit is read on, and thrown away, up to so many times the limit, because a client that is cut off
 while it is writing does not see the answer."""
+
+BODY_S = 60.0
+"""A body must be complete so long after its route began to read it."""
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -63,6 +67,29 @@ def _check_content_type(request: Request) -> None:
 async def _read(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     expected = int(declared) if declared.isdigit() else 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            pieces, size = await _pieces(request, limit, expected)
+    except TimeoutError as error:
+        raise ApiError(
+            408,
+            f"the body was not complete {BODY_S:g} s after its request began",
+            code="request_timeout",
+            kind=TIMEOUT,
+            headers={"Connection": "close"},
+        ) from error
+    if max(size, expected) > limit:
+        raise ApiError(
+            413,
+            f"the body has {max(size, expected)} bytes; at most {limit} are read",
+            code="request_too_large",
+            headers={"Connection": "close"},
+        )
+    return b"".join(pieces)
+
+
+async def _pieces(request: Request, limit: int, expected: int) -> tuple[list[bytes], int]:
+    """Returns the body as far as it is kept, and its size as far as it was read."""
     pieces: list[bytes] = []
     size = 0
     while expected <= DISCARD_FACTOR * limit:
@@ -75,14 +102,7 @@ async def _read(request: Request, limit: int) -> bytes:
             pieces.append(piece)
         if not message.get("more_body", False) or size > DISCARD_FACTOR * limit:
             break
-    if max(size, expected) > limit:
-        raise ApiError(
-            413,
-            f"the body has {max(size, expected)} bytes; at most {limit} are read",
-            code="request_too_large",
-            headers={"Connection": "close"},
-        )
-    return b"".join(pieces)
+    return pieces, size
 
 
 def _invalid(text: str) -> ApiError:

@@ -2,12 +2,13 @@
 
 import msgspec
 
-from tokenspeed.frontend.errors import EngineUnavailable, FrontendError, RequestRefused
+from tokenspeed.frontend.errors import EngineUnavailable, FrontendError, ReaderTooSlow, RequestRefused
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
 PERMISSION = "permission_error"
 RATE_LIMIT = "rate_limit_error"
+TIMEOUT = "timeout_error"
 SERVER_ERROR = "server_error"
 UNAVAILABLE = "service_unavailable_error"
 
@@ -57,6 +58,8 @@ def from_frontend(error: FrontendError) -> ApiError:
     """Returns the API's form of a frontend error: 400 for the request's fault, 503 for not now, 500 for ours."""
     if isinstance(error, RequestRefused):
         return ApiError(400, error.message, code=error.code, param=error.param)
+    if isinstance(error, ReaderTooSlow):
+        return ApiError(408, error.message, code=error.code, kind=TIMEOUT)
     if isinstance(error, EngineUnavailable):
         return ApiError(
             503, error.message, code=error.code, kind=UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_S)}

@@ -57,6 +57,7 @@ METRIC_NAMES = (
     "tokenspeed_http_requests_total",
     "tokenspeed_key_requests_total",
     "tokenspeed_requests_refused_total",
+    "tokenspeed_streams_cut_total",
     "tokenspeed_ignored_fields_total",
     "tokenspeed_choices_started_total",
     "tokenspeed_choices_finished_total",
@@ -109,6 +110,7 @@ class Metrics:
         self._by_key = self._counter("key_requests", "HTTP requests answered, by the API key's name", "key", "status")
         self._key_names: set[str] = set()
         self._refused = self._counter("requests_refused", "Requests refused before they made work", "reason")
+        self._cut = self._counter("streams_cut", "Answers cut because their reader was too slow", "reason")
         self._ignored = self._counter("ignored_fields", "Request fields accepted without effect", "field")
         self._started = self._counter("choices_started", "Choices handed to the engine")
         self._finished = self._counter("choices_finished", "Choices ended, by reason", "reason")
@@ -149,6 +151,10 @@ class Metrics:
     def refused(self, reason: str) -> None:
         """``reason`` is an error code, of which there are few."""
         self._refused.labels(reason).inc()
+
+    def stream_cut(self, reason: str) -> None:
+        """``reason`` is "stalled" (took nothing for long) or "buffer" (too much waited)."""
+        self._cut.labels(reason).inc()
 
     def fields_ignored(self, names: Iterable[str]) -> None:
         for name in names:
