@@ -23,6 +23,7 @@ from tokenspeed.frontend.errors import (
     RequestRefused,
 )
 from tokenspeed.frontend.generation import Generation, LiveChoice, Prompt
+from tokenspeed.frontend.line import WaitingLine
 from tokenspeed.frontend.orders import EngineOrders
 from tokenspeed.frontend.request import Delta, GenerationRequest
 from tokenspeed.frontend.text_assets import load_text_assets
@@ -105,6 +106,7 @@ class AsyncLLM:
         self.engine = EngineState()
         self._connection = connection
         self._orders = EngineOrders(connection.order)
+        self._line = WaitingLine(config.api.max_waiting)
         self._live: dict[int, LiveChoice] = {}
         self._handles = itertools.count(1)
         self._random = random.Random(config.seed) if config.seed else random.SystemRandom()
@@ -122,6 +124,11 @@ class AsyncLLM:
     def open_choices(self) -> int:
         """How many choices the engine is working on for this frontend."""
         return len(self._live)
+
+    @property
+    def waiting_choices(self) -> int:
+        """How many of them have no token yet."""
+        return self._line.waiting
 
     @property
     def draining(self) -> bool:
@@ -175,21 +182,27 @@ class AsyncLLM:
         The choices are numbered through: those of the first prompt first. The caller must read the generation to its
         end or cancel it.
         """
+        began = asyncio.get_running_loop().time()
         self._check_ready()
-        prompts = [Prompt(request, await self._prompt_ids(request)) for request in requests]
+        self._line.check()
+        prompts = await self._prompts(requests)
         self._check_ready()  # tokenizing may have taken a while
+        self._line.check()
         generation = Generation(prompts, self._abort)
         lengths = [check_request(prompt, self.model, self.max_model_len) for prompt in prompts]
         if not self._live:
             self.engine.moved()
         for prompt, max_new_tokens in zip(prompts, lengths, strict=True):
             self._submit(generation, prompt, max_new_tokens)
+        given = [request.timeout_s for request in requests if request.timeout_s is not None]
+        if given:
+            generation.end_by(began + min(given), min(given))
         return generation
 
     async def start_without_answer(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Checks and tokenizes like ``start``, but has nothing generated: every choice ends at once, with no text."""
         self._check_ready()
-        prompts = [Prompt(request, await self._prompt_ids(request)) for request in requests]
+        prompts = await self._prompts(requests)
         for prompt in prompts:
             check_request(prompt, self.model, self.max_model_len, needs_room=False)
         generation = Generation(prompts, self._abort)
@@ -314,6 +327,16 @@ class AsyncLLM:
         if not self.engine.ready:
             raise self.engine.unavailable()
 
+    async def _prompts(self, requests: Sequence[GenerationRequest]) -> list[Prompt]:
+        most = self.config.api.max_prompt_tokens
+        prompts = [Prompt(request, await self._prompt_ids(request)) for request in requests]
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+        if most and longest > most:
+            raise RequestRefused(
+                f"the prompt has {longest} tokens, and this server takes {most} at most", "prompt_too_long", "prompt"
+            )
+        return prompts
+
     async def _prompt_ids(self, request: GenerationRequest) -> Sequence[int]:
         if isinstance(request.prompt, str):
             return await self.encode(request.prompt)
@@ -325,6 +348,7 @@ class AsyncLLM:
         prompt_bytes = array.array("i", prompt.token_ids).tobytes()
         name = request.request_id or uuid.uuid4().hex
         first = len(generation.live)
+        self._line.joined(request.generated_choices)
         for at in range(request.generated_choices):
             choice = Choice(
                 first + at,
@@ -364,6 +388,7 @@ class AsyncLLM:
             return
         if item.token_ids:
             self._observe_tokens(live, item, now)
+            live.last_token_at = now
         delta = choice.push(item)
         if delta is not None:
             generation.deliver(live, delta)
@@ -374,6 +399,8 @@ class AsyncLLM:
             generation.end_choice(live)
 
     def _observe_tokens(self, live: LiveChoice, item: RequestOutput, now: float) -> None:
+        if not live.last_token_at:
+            self._line.began()
         if self.observer is None:
             return
         if live.last_token_at:
@@ -381,11 +408,12 @@ class AsyncLLM:
         else:
             self.observer.first_token(now - live.generation.started_at, max(item.cached_tokens, 0))
             self.observer.tokens(len(item.token_ids), None)
-        live.last_token_at = now
 
     def _forget(self, live: LiveChoice, reason: str, now: float) -> None:
         if self._live.pop(live.handle, None) is None:
             return
+        if not live.last_token_at:
+            self._line.left()
         if self.observer is not None:
             self.observer.finished(reason, now - live.generation.started_at)
         if self._draining and not self._live:

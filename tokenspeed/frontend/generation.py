@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tokenspeed.frontend.choice import Choice
-from tokenspeed.frontend.errors import FrontendError, ReaderTooSlow
+from tokenspeed.frontend.errors import DeadlineExceeded, FrontendError, ReaderTooSlow
 from tokenspeed.frontend.request import Delta, GenerationRequest, Usage
 from tokenspeed.messages import PromptLogprobs, TokenLogprobs
 
@@ -75,12 +75,19 @@ class Generation:
         self._most_bytes = 0
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None
         self._wait_until = 0.0
         self._late = False
 
     def bound_mailbox(self, most_bytes: int) -> None:
         """Ends the call with ReaderTooSlow when more than about so many bytes wait to be read; 0 is no bound."""
         self._most_bytes = most_bytes
+
+    def end_by(self, deadline: float, given_s: float) -> None:
+        """Ends the call with DeadlineExceeded at ``deadline`` of the event loop's time; the message has ``given_s``."""
+        message = f"the answer was not complete within {given_s:.3g} s, the time that the request was given"
+        expired = DeadlineExceeded(message, "deadline_exceeded")
+        self._deadline = asyncio.get_running_loop().call_at(deadline, self.fail, expired)
 
     async def arrived(self, within_s: float) -> bool:
         """Waits until ``next_batch`` would return (or raise) at once, and returns True; False after ``within_s``.
@@ -123,9 +130,7 @@ class Generation:
         """Gives the call up: the engine aborts what still runs, and the reader gets no more. May be called twice."""
         self.cancelled = True
         self._mailbox = []
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timers()
         if self.live:
             self._abort(list(self.live))
             self.live = {}
@@ -162,6 +167,7 @@ class Generation:
         self.live.pop(live.handle, None)
         self.usage.completion_tokens += live.choice.generated
         if not self.live:
+            self._stop_timers()
             for prompt in self.prompts:
                 self._mailbox.extend(prompt.waiting)
                 prompt.waiting = []
@@ -169,11 +175,18 @@ class Generation:
 
     def fail(self, error: FrontendError) -> None:
         """Ends the call with an error; what still runs is aborted."""
+        self._stop_timers()
         self._error = error
         if self.live:
             self._abort(list(self.live))
             self.live = {}
         self._wake()
+
+    def _stop_timers(self) -> None:
+        for timer in (self._timer, self._deadline):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._deadline = None
 
     def _ring(self) -> None:
         self._timer = None

@@ -35,6 +35,7 @@ class GenerationRequest:
         seed: None draws one.
         logprobs, prompt_logprobs: how many alternatives to report beside each token; 0 the token only, -1 nothing.
         priority: larger runs first.
+        timeout_s: seconds that it may take from ``start`` on; None is no bound.
         cache_salt: requests share cached prefixes only with requests of the same salt.
 
     The others are those of SamplingParameters, except that ``temperature`` may be 0 (greedy).
@@ -64,6 +65,7 @@ class GenerationRequest:
     prompt_logprobs: int = -1
     priority: int = 0
     cache_salt: str = ""
+    timeout_s: float | None = None
 
     @property
     def generated_choices(self) -> int:

@@ -89,6 +89,9 @@ class ApiSettings(_Frozen):
     admin_host: str = "127.0.0.1"
     admin_port: int | None = None
     max_connections: int = 4096
+    max_waiting: int = 1024
+    max_prompt_tokens: int = 0
+    max_request_s: float = 0.0
     keep_alive_s: float = 15.0
     slow_reader_s: float = 30.0
     stream_buffer_bytes: int = 1 << 20

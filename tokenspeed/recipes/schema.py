@@ -159,6 +159,9 @@ class Api(Strict):
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     max_connections: Count = 4096
+    max_waiting: Count = 1024
+    max_prompt_tokens: Count = 0
+    max_request_s: Seconds = 0.0
     keep_alive_s: Seconds = 15.0
     slow_reader_s: Seconds = 30.0
     stream_buffer_bytes: Bytes = 1 << 20

@@ -46,7 +46,14 @@ def create_app(
     app.state.context = ServerContext(
         llm=llm, metrics=metrics, progress_threshold_s=progress_threshold_s, keys=keys, allowances=allowances
     )
-    app.add_middleware(ApiMiddleware, metrics=metrics, keys=keys, allowances=allowances)
+    app.add_middleware(
+        ApiMiddleware,
+        metrics=metrics,
+        keys=keys,
+        allowances=allowances,
+        max_request_s=config.api.max_request_s,
+        clock=clock,
+    )
     add_error_handlers(app)
     _add_routes(app)
     return app

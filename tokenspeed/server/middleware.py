@@ -2,11 +2,13 @@
 
 import logging
 import time
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenspeed.server import deadline
 from tokenspeed.server.errors import AUTHENTICATION, PERMISSION, RATE_LIMIT, ApiError
 from tokenspeed.server.keys import KeyRing
 from tokenspeed.server.rates import Allowances
@@ -29,14 +31,24 @@ class ApiMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, keys: KeyRing, allowances: Allowances, *, for_admins: bool = False
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        keys: KeyRing,
+        allowances: Allowances,
+        *,
+        for_admins: bool = False,
+        max_request_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``for_admins``: only keys that say so are let in."""
+        """``for_admins``: only keys that say so are let in. ``max_request_s`` is the longest any request may take."""
         self._app = app
         self._metrics = metrics
         self._keys = keys
         self._allowances = allowances
         self._for_admins = for_admins
+        self._max_request_s = max_request_s
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,6 +103,7 @@ class ApiMiddleware:
             )
             await self._refuse(error, scope, receive, send)
             return
+        deadline.arrived(Headers(scope=scope).get(deadline.HEADER, ""), self._max_request_s, self._clock)
         try:
             await self._app(scope, receive, send)
         finally:

@@ -59,8 +59,10 @@ def _answer(error: ApiError) -> Response:
     return Response(error.content(), error.status, error.headers, media_type="application/json")
 
 
-async def _api_error(_request: Request, error: Exception) -> Response:
+async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    if error.status in (429, 504):
+        request.app.state.context.metrics.refused(str(error.body.error.code))
     return _answer(error)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenspeed.frontend.request import GenerationRequest
+from tokenspeed.server.deadline import time_left
 from tokenspeed.server.errors import ApiError
 from tokenspeed.server.requests import SamplingFields
 
@@ -68,6 +69,7 @@ def generation_request(
         seed=body.seed,
         logprobs=logprobs,
         prompt_logprobs=max(prompt_logprobs, -1 if body.prompt_logprobs is None else body.prompt_logprobs),
+        timeout_s=time_left(body.timeout),
         **values,
     )
 
