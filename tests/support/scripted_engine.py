@@ -96,6 +96,7 @@ def say(text: str | bytes, *, ends: bool = True, each: int = 1) -> Script:
                 if submit.sampling.logprobs >= 0
                 else [],
                 cached_tokens=3 if at == 0 else -1,
+                queue_s=0.0 if at == 0 else -1.0,
                 finish_reason=("stop" if stops else "length") if last else None,
                 stop_token_id=EOS if last and stops else -1,
             )

@@ -88,7 +88,7 @@ def published() -> dict[str, Published]:
     metrics.refused("rate_limit_exceeded")
     metrics.stream_cut("stalled")
     metrics.fields_ignored(["user"])
-    metrics.finished("stop", 1.0)
+    metrics.finished("stop", 1.0, 5)
     families = {}
     for family in metrics.registry.collect():
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}

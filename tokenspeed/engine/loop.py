@@ -208,6 +208,7 @@ class EventLoop:
         except ValueError as error:
             self._refuse(submit, "invalid_request", str(error))
         else:
+            request.submitted_at = self._clock()
             self._live[submit.handle] = request
             logger.debug(
                 "request %d of %d prompt tokens",
@@ -242,8 +243,11 @@ class EventLoop:
 
     def _starts(self, plan: Plan) -> Sequence[RowStart]:
         starts = []
+        now = self._clock()
         for index in plan.starts.tolist():
             request = self._live[int(plan.handle[index])]
+            if request.started_at < 0:
+                request.started_at = now
             starts.append(request.start(int(plan.row[index]), int(plan.prefix_len[index])))
         return starts
 

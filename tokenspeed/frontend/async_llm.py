@@ -57,7 +57,9 @@ class FrontendObserver(Protocol):
 
     def tokens(self, count: int, since_last: float | None) -> None: ...
 
-    def finished(self, reason: str, took: float) -> None: ...
+    def queued(self, seconds: float) -> None: ...
+
+    def finished(self, reason: str, took: float, tokens: int) -> None: ...
 
 
 class AsyncLLM:
@@ -399,6 +401,7 @@ class AsyncLLM:
             generation.end_choice(live)
 
     def _observe_tokens(self, live: LiveChoice, item: RequestOutput, now: float) -> None:
+        live.generation.timings.took(now, len(item.token_ids), live.last_token_at, item.queue_s)
         if not live.last_token_at:
             self._line.began()
         if self.observer is None:
@@ -408,14 +411,17 @@ class AsyncLLM:
         else:
             self.observer.first_token(now - live.generation.started_at, max(item.cached_tokens, 0))
             self.observer.tokens(len(item.token_ids), None)
+            if item.queue_s >= 0:
+                self.observer.queued(item.queue_s)
 
     def _forget(self, live: LiveChoice, reason: str, now: float) -> None:
         if self._live.pop(live.handle, None) is None:
             return
         if not live.last_token_at:
             self._line.left()
+        live.generation.timings.ended_at = now
         if self.observer is not None:
-            self.observer.finished(reason, now - live.generation.started_at)
+            self.observer.finished(reason, now - live.generation.started_at, live.choice.generated)
         if self._draining and not self._live:
             self._drained.set()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from tokenspeed.frontend.choice import Choice
 from tokenspeed.frontend.errors import DeadlineExceeded, FrontendError, ReaderTooSlow
 from tokenspeed.frontend.request import Delta, GenerationRequest, Usage
+from tokenspeed.frontend.timings import Timings
 from tokenspeed.messages import PromptLogprobs, TokenLogprobs
 
 CHUNK_BYTES = 200
@@ -59,6 +60,7 @@ class Generation:
     Attributes:
         prompts: of the call, in order; choice ``i`` belongs to prompt ``i // choices per prompt``.
         usage: counts so far.
+        timings: what it took so far.
         cancelled: the reader gave it up.
     """
 
@@ -66,6 +68,7 @@ class Generation:
         self.prompts = prompts
         self.usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
         self.started_at = time.monotonic()
+        self.timings = Timings(self.started_at)
         self.live: dict[int, LiveChoice] = {}
         self.cancelled = False
         self._abort = abort

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tokenspeed.server import deadline
+from tokenspeed.server import deadline, timings
 from tokenspeed.server.errors import AUTHENTICATION, PERMISSION, RATE_LIMIT, ApiError
 from tokenspeed.server.keys import KeyRing
 from tokenspeed.server.rates import Allowances
@@ -103,7 +103,9 @@ class ApiMiddleware:
             )
             await self._refuse(error, scope, receive, send)
             return
-        deadline.arrived(Headers(scope=scope).get(deadline.HEADER, ""), self._max_request_s, self._clock)
+        headers = Headers(scope=scope)
+        deadline.arrived(headers.get(deadline.HEADER, ""), self._max_request_s, self._clock)
+        timings.asked_by_header.set(headers.get(timings.HEADER, "") in ("1", "true"))
         try:
             await self._app(scope, receive, send)
         finally:

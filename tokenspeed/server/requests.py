@@ -47,6 +47,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     prompt_logprobs: LogprobCount | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    return_timings: bool | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
 
     @property

@@ -4,6 +4,7 @@ import msgspec
 
 from tokenspeed.frontend.request import Usage
 from tokenspeed.messages import FinishReason
+from tokenspeed.server.timings import TimingsBody
 
 MatchedStop = str | int | None
 
@@ -85,6 +86,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageBody
     prompt_logprobs: PromptLogprobList | msgspec.UnsetType = msgspec.UNSET
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -107,6 +109,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -125,6 +128,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: UsageBody
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChunkChoice(msgspec.Struct, kw_only=True):
@@ -142,6 +146,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChunkChoice]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
