@@ -71,6 +71,7 @@ class AsyncLLM:
         tokenizer: of the model.
         engine: the engine's state as last heard.
         observer: hears what happens to requests; may be set once, before the first request.
+        on_start: hears of each call that was handed to the engine, in the task that made it; set likewise.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class AsyncLLM:
         assets = load_text_assets(config.model)
         self.tokenizer = assets.tokenizer
         self.observer = observer
+        self.on_start: Callable[[Generation], None] | None = None
         setting = config.api.chat_template
         source = read_template_setting(setting) if setting else assets.chat_template
         self._template = ChatTemplate(source, self.tokenizer.bos_token, self.tokenizer.eos_token) if source else None
@@ -199,6 +201,8 @@ class AsyncLLM:
         given = [request.timeout_s for request in requests if request.timeout_s is not None]
         if given:
             generation.end_by(began + min(given), min(given))
+        if self.on_start is not None:
+            self.on_start(generation)
         return generation
 
     async def start_without_answer(self, requests: Sequence[GenerationRequest]) -> Generation:

@@ -82,6 +82,11 @@ class Generation:
         self._wait_until = 0.0
         self._late = False
 
+    @property
+    def error(self) -> FrontendError | None:
+        """What the call ended with, where that is an error."""
+        return self._error
+
     def bound_mailbox(self, most_bytes: int) -> None:
         """Ends the call with ReaderTooSlow when more than about so many bytes wait to be read; 0 is no bound."""
         self._most_bytes = most_bytes

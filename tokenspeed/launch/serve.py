@@ -150,6 +150,7 @@ class _Serving:
         server.should_exit = True
         server.force_exit = self._force.is_set()
         await serving
+        await asyncio.to_thread(app.state.context.close)
         return self._ended(cut)
 
     def _connection_bounds(self, app: FastAPI) -> ConnectionBounds:

@@ -95,6 +95,7 @@ class ApiSettings(_Frozen):
     keep_alive_s: float = 15.0
     slow_reader_s: float = 30.0
     stream_buffer_bytes: int = 1 << 20
+    otlp_endpoint: str = ""
 
 
 class LogConfig(_Frozen):

@@ -165,6 +165,7 @@ class Api(Strict):
     keep_alive_s: Seconds = 15.0
     slow_reader_s: Seconds = 30.0
     stream_buffer_bytes: Bytes = 1 << 20
+    otlp_endpoint: str = ""
 
 
 class Formats(Strict):

@@ -1,5 +1,6 @@
 """The HTTP application: routes, error shapes, and what they share."""
 
+import os
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from tokenspeed.server.rates import Allowances
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenspeed.server.routes import Endpoint, add_error_handlers, add_get
 from tokenspeed.server.routes import add_post as _post
+from tokenspeed.server.tracing import make_tracing
 from tokenspeed.telemetry.metrics import EngineReading, Metrics
 
 PROGRESS_THRESHOLD_S = 120.0
@@ -26,7 +28,8 @@ def create_app(
     progress_threshold_s: float = PROGRESS_THRESHOLD_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
-    """Returns the application that serves ``llm`` as its configuration says; raises ApiKeyError for a bad key file.
+    """Returns the application that serves ``llm`` as its configuration says; raises ApiKeyError for a bad key file
+    and TracingError where spans are asked for and cannot be made.
 
     The application counts for ``llm`` from here on (it becomes its observer). ``clock`` is what keys, rates and
     deadlines go by, in seconds.
@@ -35,6 +38,9 @@ def create_app(
     metrics = Metrics(lambda: _reading(llm))
     llm.observer = metrics
     keys = KeyRing(config.api.api_key_file, clock=clock)
+    tracing = make_tracing(config.api.otlp_endpoint, os.environ)
+    if tracing is not None:
+        llm.on_start = tracing.note
     allowances = Allowances(config.api.requests_per_minute, config.api.max_concurrent, clock)
     app = FastAPI(
         title="TokenSpeed",
@@ -44,7 +50,12 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.context = ServerContext(
-        llm=llm, metrics=metrics, progress_threshold_s=progress_threshold_s, keys=keys, allowances=allowances
+        llm=llm,
+        metrics=metrics,
+        progress_threshold_s=progress_threshold_s,
+        keys=keys,
+        allowances=allowances,
+        tracing=tracing,
     )
     app.add_middleware(
         ApiMiddleware,
@@ -53,6 +64,7 @@ def create_app(
         allowances=allowances,
         max_request_s=config.api.max_request_s,
         clock=clock,
+        tracing=tracing,
     )
     add_error_handlers(app)
     _add_routes(app)

@@ -1,7 +1,6 @@
 """What other programs ask a server about itself, in SGLang's shapes: /version, /get_model_info and /v1/loads."""
 
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgspec
@@ -12,8 +11,7 @@ from tokenspeed.messages import PROTOCOL_VERSION
 from tokenspeed.messages.snapshot import StateSnapshot
 from tokenspeed.server.context import ServerContext, context_of, json_response
 from tokenspeed.server.errors import from_frontend
-
-DISTRIBUTION = "tokenspeed-appliance"
+from tokenspeed.server.version import own_version
 
 
 class VersionBody(msgspec.Struct, kw_only=True):
@@ -76,14 +74,6 @@ class LoadsBody(msgspec.Struct, kw_only=True):
     dp_rank_count: int
     loads: list[Load]
     aggregate: dict[str, float | int]
-
-
-def own_version() -> str:
-    """Returns the version of this distribution."""
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 async def show_version(request: Request) -> Response:

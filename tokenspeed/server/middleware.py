@@ -12,6 +12,7 @@ from tokenspeed.server import deadline, timings
 from tokenspeed.server.errors import AUTHENTICATION, PERMISSION, RATE_LIMIT, ApiError
 from tokenspeed.server.keys import KeyRing
 from tokenspeed.server.rates import Allowances
+from tokenspeed.server.tracing import Tracing
 from tokenspeed.telemetry.api_keys import ApiKey
 from tokenspeed.telemetry.metrics import Metrics
 
@@ -40,6 +41,7 @@ class ApiMiddleware:
         for_admins: bool = False,
         max_request_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        tracing: Tracing | None = None,
     ) -> None:
         """``for_admins``: only keys that say so are let in. ``max_request_s`` is the longest any request may take."""
         self._app = app
@@ -49,12 +51,14 @@ class ApiMiddleware:
         self._for_admins = for_admins
         self._max_request_s = max_request_s
         self._clock = clock
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         status = 500
+        trace = self._tracing.begin(scope) if self._tracing is not None and scope["method"] == "POST" else None
         started = time.perf_counter()
         key: ApiKey | None = ANYBODY
 
@@ -85,6 +89,8 @@ class ApiMiddleware:
             self._metrics.http_request(scope["method"], path, status)
             if name and key is not ANYBODY:
                 self._metrics.key_request(name, status)
+            if self._tracing is not None and trace is not None:
+                self._tracing.end(trace, path, status, name)
             took_ms = 1000 * (time.perf_counter() - started)
             logger.debug("%s %s %d by %s in %.1f ms", scope["method"], path, status, name or "an unknown key", took_ms)
 
