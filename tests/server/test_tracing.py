@@ -13,6 +13,7 @@ import httpx
 import pytest
 from scripted_engine import MODEL, Stack, say, scripted_config, tokens
 
+from tokenspeed.messages import RequestOutput, Submit
 from tokenspeed.server import tracing
 from tokenspeed.server.app import create_app
 from tokenspeed.server.tracing import TracingError, make_tracing
@@ -126,15 +127,21 @@ async def test_variables_name_the_collector_too(collector: Collector, monkeypatc
     assert list(collector.spans) == ["POST /v1/completions"]
 
 
+def broken(submit: Submit) -> Iterator[RequestOutput]:
+    """A token, then an error."""
+    yield from tokens(submit, [65])
+    yield RequestOutput(handle=submit.handle, finish_reason="error", error="no numbers", error_code="nan_logits")
+
+
 async def test_what_fails_is_an_error(collector: Collector, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("ann: of-ann\n")
     async with traced(otlp_endpoint=collector.url, api_key_file=str(tmp_path / "keys")) as (stack, client):
-        stack.engine.script = lambda submit: tokens(submit, [65])
-        asked = {"model": MODEL, "prompt": "abc", "stream": True, "timeout": 0.5}
+        stack.engine.script = broken
+        asked = {"model": MODEL, "prompt": "abc", "stream": True}
         await client.post("/v1/completions", json=asked, headers={"x-api-key": "of-ann"})
         assert (await client.post("/v1/completions", json=asked)).status_code == 401
     late, unknown = collector.spans["POST /v1/completions"]
-    assert attributes(late)["error.type"] == "deadline_exceeded" and late.status.code == 2
+    assert attributes(late)["error.type"] == "nan_logits" and late.status.code == 2
     assert attributes(late)["tokenspeed.api_key"] == "ann" and attributes(unknown)["tokenspeed.api_key"] == ""
     assert collector.spans["decode"][0].end_time_unix_nano <= late.end_time_unix_nano
 

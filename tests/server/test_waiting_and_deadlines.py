@@ -12,6 +12,7 @@ import pytest
 from scripted_engine import CONTEXT, MODEL, Stack, scripted_config, tokens
 
 from tokenspeed.frontend.errors import LineFull
+from tokenspeed.frontend.generation import Generation
 from tokenspeed.frontend.line import LONGEST_S, UNKNOWN_S, WINDOW_S, WaitingLine
 from tokenspeed.server.app import create_app
 
@@ -131,11 +132,18 @@ async def test_a_deadline_ends_the_work(how: str) -> None:
         assert stack.llm.open_choices == 0
 
 
-async def test_a_deadline_in_mid_stream_is_an_event() -> None:
+async def test_a_deadline_in_mid_stream_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_by, begun = Generation.end_by, list[Generation]()
+    monkeypatch.setattr(Generation, "end_by", lambda generation, deadline, given_s: begun.append(generation))
     async with made() as (stack, client):
         stack.engine.script = lambda submit: tokens(submit, [65])
-        asked = {**ASKED, "stream": True, "timeout": 1.0}
-        lines = (await client.post("/v1/completions", json=asked)).text.strip().split("\n\n")
+        asked = {**ASKED, "stream": True, "timeout": 60.0}
+        asking = asyncio.create_task(client.post("/v1/completions", json=asked))
+        await stack.engine.heard(lambda: stack.engine.submits)
+        while stack.llm.waiting_choices:
+            await asyncio.sleep(0)
+        end_by(begun[0], asyncio.get_running_loop().time(), 60.0)  # the first token is here, and the time is over
+        lines = (await asking).text.strip().split("\n\n")
         assert '"text":"A"' in lines[0] and '"code":"deadline_exceeded"' in lines[1] and lines[2] == "data: [DONE]"
         await stack.engine.heard(lambda: stack.engine.aborts)
 
