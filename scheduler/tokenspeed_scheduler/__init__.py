@@ -9,6 +9,7 @@ from tokenspeed_scheduler._core import (
     Decision,
     Explanation,
     Finish,
+    ForgetCache,
     ForwardResult,
     GroupCounts,
     InvalidTransition,
@@ -30,7 +31,7 @@ from tokenspeed_scheduler._core import (
     transition_table,
 )
 
-Event = ForwardResult | Finish | Abort | OperationDone | Tick | Bootstrapped | RemotePrefillDone
+Event = ForwardResult | Finish | Abort | OperationDone | Tick | ForgetCache | Bootstrapped | RemotePrefillDone
 
 __all__ = [
     "Abort",
@@ -42,6 +43,7 @@ __all__ = [
     "Event",
     "Explanation",
     "Finish",
+    "ForgetCache",
     "ForwardResult",
     "GroupCounts",
     "InvalidTransition",

@@ -350,6 +350,14 @@ class Tick:
     @property
     def now(self) -> int: ...
 
+class ForgetCache:
+    """Prefixes that nobody holds are not to be hit any more: their blocks on the device and on the host become free.
+
+    What the storage has stays there.
+    """
+
+    def __init__(self) -> None: ...
+
 class Bootstrapped:
     """Prefill and decode roles: the handshake with the peer is done."""
 
@@ -366,7 +374,7 @@ class RemotePrefillDone:
     @property
     def first_token(self) -> int: ...
 
-Event = ForwardResult | Finish | Abort | OperationDone | Tick | Bootstrapped | RemotePrefillDone
+Event = ForwardResult | Finish | Abort | OperationDone | Tick | ForgetCache | Bootstrapped | RemotePrefillDone
 
 class GroupCounts:
     @property

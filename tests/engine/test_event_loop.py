@@ -200,3 +200,17 @@ def test_the_snapshot_counts_what_lives() -> None:
     assert snapshot.states["Bootstrapping"] is None
     assert snapshot.groups[0].held + snapshot.groups[0].cached + snapshot.groups[0].free == snapshot.groups[0].total
     assert snapshot.has_work
+
+
+def test_the_first_output_tells_how_long_a_request_waited_for_its_first_step() -> None:
+    now = 50.0
+    plane = ControlPlane(max_num_seqs=1, clock=lambda: now)
+    plane.channel.send_in(submits=[submit(1, prompt_of(5), 4), submit(2, prompt_of(6), 4)])
+    while not plane.channel.ends(2):
+        plane.loop.round()
+        now += 1.0
+    waited = {
+        handle: [output.queue_s for output in plane.channel.outputs if output.handle == handle] for handle in (1, 2)
+    }
+    assert waited[1] == [0.0, -1.0, -1.0, -1.0]
+    assert waited[2][0] >= 4.0 and waited[2][1:] == [-1.0] * 3

@@ -17,7 +17,15 @@ def test_what_the_api_process_imports() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     modules = json.loads(ended.stdout)
     assert "tokenspeed.server.app" in modules
-    heavy = ("torch", "transformers", "tokenspeed_kernel", "tokenspeed_kernel_cpu", "tokenspeed_scheduler")
+    heavy = (
+        "opentelemetry.sdk",
+        "opentelemetry.exporter",
+        "torch",
+        "transformers",
+        "tokenspeed_kernel",
+        "tokenspeed_kernel_cpu",
+        "tokenspeed_scheduler",
+    )
     ours = ("tokenspeed.device", "tokenspeed.engine", "tokenspeed.layers", "tokenspeed.models", "tokenspeed.launch")
     found = [name for name in modules if name.startswith(tuple(f"{part}." for part in heavy + ours))]
     assert found == [] and not set(modules) & {*heavy, *ours}

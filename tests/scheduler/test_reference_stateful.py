@@ -18,6 +18,7 @@ from token_player import MIXES, PAGE, Asked, Player, cache_groups
 from tokenspeed_scheduler import (
     Abort,
     Finish,
+    ForgetCache,
     ForwardResult,
     OperationDone,
     RequestRefused,
@@ -180,6 +181,14 @@ class RandomTiers(RuleBasedStateMachine):
     def time_passes(self, ticks: int) -> None:
         self.now += ticks
         self.player.advance([Tick(self.now)])
+
+    @rule()
+    def the_cache_is_forgotten(self) -> None:
+        self.player.advance([ForgetCache()])
+        if not self.player.flights:
+            snapshot = self.player.scheduler.snapshot()
+            held_by_nobody = [counts.cached for counts in snapshot.groups]
+            assert held_by_nobody == [0] * len(held_by_nobody)
 
     @rule(answers=st.booleans())
     def the_storage_answers_or_is_slow(self, answers: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scripted_engine import CONTEXT, EOS, MODEL, Stack, say, scripted_config, tokens
 
 from tokenspeed.server.app import create_app
-from tokenspeed.server.middleware import ApiKeyError
+from tokenspeed.telemetry.api_keys import ApiKeyError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

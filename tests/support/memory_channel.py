@@ -4,10 +4,12 @@ from tokenspeed.engine.loop import IDLE_WAIT_MS
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
     EngineInput,
+    EngineMessage,
     EngineOutput,
     EngineSnapshot,
-    EngineStatus,
     Finish,
+    Order,
+    OrderDone,
     RequestOutput,
     Submit,
 )
@@ -21,6 +23,7 @@ class MemoryChannel:
         self.inbox: list[EngineInput] = []
         self.outputs: list[RequestOutput] = []
         self.snapshots: list[StateSnapshot] = []
+        self.answers: list[OrderDone] = []
         self.messages = 0
         self.waits = 0
 
@@ -30,6 +33,7 @@ class MemoryChannel:
         submits: list[Submit] | None = None,
         finishes: list[Finish] | None = None,
         aborts: list[int] | None = None,
+        orders: list[Order] | None = None,
         drain: bool = False,
     ) -> None:
         self.inbox.append(
@@ -38,6 +42,7 @@ class MemoryChannel:
                 submits=submits or [],
                 finishes=finishes or [],
                 aborts=aborts or [],
+                orders=orders or [],
                 drain=drain,
             )
         )
@@ -48,12 +53,14 @@ class MemoryChannel:
         messages, self.inbox = self.inbox, []
         return messages
 
-    def send(self, message: EngineOutput | EngineStatus | EngineSnapshot) -> None:
+    def send(self, message: EngineMessage) -> None:
         if isinstance(message, EngineOutput):
             self.messages += 1
             self.outputs.extend(message.outputs)
         elif isinstance(message, EngineSnapshot):
             self.snapshots.append(message.snapshot)
+        elif isinstance(message, OrderDone):
+            self.answers.append(message)
 
     def tokens(self, handle: int) -> list[int]:
         return [token for output in self.outputs if output.handle == handle for token in output.token_ids]

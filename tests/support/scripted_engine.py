@@ -19,6 +19,8 @@ from tokenspeed.messages import (
     EngineSnapshot,
     EngineStatus,
     Finish,
+    Order,
+    OrderDone,
     Phase,
     PromptLogprobs,
     RequestOutput,
@@ -94,6 +96,7 @@ def say(text: str | bytes, *, ends: bool = True, each: int = 1) -> Script:
                 if submit.sampling.logprobs >= 0
                 else [],
                 cached_tokens=3 if at == 0 else -1,
+                queue_s=0.0 if at == 0 else -1.0,
                 finish_reason=("stop" if stops else "length") if last else None,
                 stop_token_id=EOS if last and stops else -1,
             )
@@ -155,6 +158,7 @@ class ScriptedEngine:
 
     Attributes:
         submits, finishes, aborts: everything the frontend said, in order.
+        orders: what an operator ordered; answered at once with ``refusal``.
         messages: the number of messages it came in.
         round_s: how long a round takes at least.
     """
@@ -163,6 +167,8 @@ class ScriptedEngine:
     submits: list[Submit] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
+    refusal: str = ""
     messages: int = 0
     drained: bool = False
     round_s: float = 0.0
@@ -224,6 +230,10 @@ class ScriptedEngine:
             for handle in message.aborts:
                 self.aborts.append(handle)
                 self._live.pop(handle, None)
+            for order in message.orders:
+                self.orders.append(order)
+                done = OrderDone(version=PROTOCOL_VERSION, number=order.number, refused=self.refusal)
+                await self._output.send(encode(done))
             self.drained = self.drained or message.drain
             self._heard.set()
 

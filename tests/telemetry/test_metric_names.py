@@ -84,8 +84,11 @@ def published() -> dict[str, Published]:
     metrics = Metrics(lambda: reading)
     # A counter with labels shows once it has counted.
     metrics.http_request("GET", "/live", 200)
+    metrics.key_request("somebody", 200)
+    metrics.refused("rate_limit_exceeded")
+    metrics.stream_cut("stalled")
     metrics.fields_ignored(["user"])
-    metrics.finished("stop", 1.0)
+    metrics.finished("stop", 1.0, 5)
     families = {}
     for family in metrics.registry.collect():
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}

@@ -139,7 +139,7 @@ def test_files_that_are_not_there_are_named(capsys, tmp_path):
     assert main(["--record", str(missing / "file"), "--once"]) == 2
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
     assert main(["--api-key-file", str(missing), "--once"]) == 2
-    assert f"the key file {missing} cannot be read" in capsys.readouterr().err
+    assert f"the API key file {missing} cannot be read" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_named(story, working_server, capsys):
@@ -151,7 +151,7 @@ def test_a_key_file_without_a_key_is_named(capsys, tmp_path):
     key = tmp_path / "key"
     key.write_text("# none\n")
     assert main(["--once", "--api-key-file", str(key)]) == 2
-    assert f"the key file {key} holds no key" in capsys.readouterr().err
+    assert f"the API key file {key} holds no key" in capsys.readouterr().err
 
 
 def test_the_key_comes_from_a_file(story, tiny_server, capsys, tmp_path):

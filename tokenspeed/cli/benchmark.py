@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 from tokenspeed.cli.client import connect
 from tokenspeed.cli.measure import Measurement, measure, render_measurement
 from tokenspeed.cli.output import say, shout
 from tokenspeed.cli.records import ServerError, find_server, running_servers
+from tokenspeed.telemetry.api_keys import ApiKeyError, read_key_file
 
 
 def bench(
@@ -46,13 +46,9 @@ def read_key(path: str | None) -> str:
     if path is None:
         return ""
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ServerError(f"the API key file {path} cannot be read: {error}") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not keys:
-        raise ServerError(f"the API key file {path} holds no key")
-    return keys[0]
+        return read_key_file(path)[0].key
+    except ApiKeyError as error:
+        raise ServerError(str(error)) from error
 
 
 def url_of(name: str | None, port: int | None) -> str:

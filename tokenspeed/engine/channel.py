@@ -2,7 +2,7 @@
 
 import zmq
 
-from tokenspeed.messages import EngineInput, EngineOutput, EngineSnapshot, EngineStatus, decode_input, encode
+from tokenspeed.messages import EngineInput, EngineMessage, decode_input, encode
 
 LINGER_MS = 2000
 """How long a closing socket may go on sending: the last status must reach the frontend, a dead one must not hold us."""
@@ -37,7 +37,7 @@ class EngineChannel:
                 return messages
             messages.append(decode_input(data))
 
-    def send(self, message: EngineOutput | EngineStatus | EngineSnapshot) -> None:
+    def send(self, message: EngineMessage) -> None:
         """Queues a message; never waits."""
         self._output.send(encode(message))
 

@@ -110,12 +110,14 @@ def _sampled(
         reason = "length"
     if reason is not None:
         commit.finished.append(handle)
+    queue_s = -1.0 if request.reported_cached else request.queue_s
     return RequestOutput(
         handle=handle,
         token_ids=[token],
         logprobs=_token_logprobs(request, index, token, result),
         prompt_logprobs=prompt_logprobs,
         cached_tokens=_first_cached(request),
+        queue_s=queue_s,
         finish_reason=reason,
         stop_token_id=stop_token_id,
     )

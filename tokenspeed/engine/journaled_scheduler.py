@@ -28,6 +28,7 @@ EVENT_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "Abort": ("handle",),
     "OperationDone": ("op_id", "succeeded"),
     "Tick": ("now",),
+    "ForgetCache": (),
     "Bootstrapped": ("handle",),
     "RemotePrefillDone": ("handle", "first_token"),
 }

@@ -17,15 +17,16 @@ import numpy as np
 from tokenspeed.device.handle import DeviceHandle, Grammar, OperationOutcome, PendingStep, RowStart, StepFailed
 from tokenspeed.engine.commit import Commit, commit_failure, commit_result
 from tokenspeed.engine.held import GrammarCompiler, HeldRequests
+from tokenspeed.engine.orders import Orders
 from tokenspeed.engine.requests import LiveRequest
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
     ConstraintError,
     EngineInput,
+    EngineMessage,
     EngineOutput,
     EngineSnapshot,
-    EngineStatus,
     RequestOutput,
     Submit,
 )
@@ -65,7 +66,7 @@ class Channel(Protocol):
 
     def receive(self, timeout_ms: int) -> list[EngineInput]: ...
 
-    def send(self, message: EngineOutput | EngineStatus | EngineSnapshot) -> None: ...
+    def send(self, message: EngineMessage) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class EventLoop:
         self._live: dict[int, LiveRequest] = {}
         self._in_flight: deque[_InFlight] = deque()
         self._storage_out: set[int] = set()
+        self._orders = Orders()
         self._outputs: list[RequestOutput] = []
         self._failed_in_a_row = 0
         self._round = 0
@@ -129,10 +131,15 @@ class EventLoop:
         """One round; waits for input only where there is nothing else to do."""
         events = [*self._receive(), *self._storage_events()]
         self._scheduler.advance(events)
-        started = self._clock()
-        plan = self._scheduler.plan()
-        planned = self._clock()
-        commits = self._commit_due(self._execute(plan))
+        started = planned = self._clock()
+        has_rows = False
+        if self._orders.paused:
+            self._blocked = True
+        else:
+            plan = self._scheduler.plan()
+            planned = self._clock()
+            has_rows = self._execute(plan)
+        commits = self._commit_due(has_rows)
         self._blocked = self._blocked and not commits  # what landed may have made room
         committing = self._clock()
         self._scheduler.advance(commits)
@@ -156,16 +163,23 @@ class EventLoop:
                 if self._live.pop(finish.handle, None) is not None:
                     self._statistics.finished += 1
                     events.append(Finish(finish.handle))
-            for handle in message.aborts:
-                if self._live.pop(handle, None) is not None:
-                    self._statistics.aborted += 1
-                    events.append(Abort(handle))
-                elif self._held.drop(handle):
-                    self._statistics.aborted += 1
-            self._draining = self._draining or message.drain
+            events += self._aborts(message.aborts)
+            for order in message.orders:
+                self._orders.take(order)
+                self._blocked = False
+            if message.drain:
+                self._draining, self._orders.paused = True, False
         for submit, grammar in self._held.released():
             self._submit(submit, grammar)
-        return events
+        idle = not (self._in_flight or self._storage_out or self._scheduler.has_work())
+        return [*events, *self._orders.events(len(self._live) + len(self._held), idle)]
+
+    def _aborts(self, handles: list[int]) -> list[Event]:
+        """What became of requests whose clients left: those that the scheduler has are its own to end."""
+        known = [handle for handle in handles if self._live.pop(handle, None) is not None]
+        held = [handle for handle in handles if self._held.drop(handle)]
+        self._statistics.aborted += len(known) + len(held)
+        return [Abort(handle) for handle in known]
 
     def _storage_events(self) -> list[Event]:
         """The storage operations that ended, and the time, by which the scheduler gives up on those that did not."""
@@ -178,8 +192,10 @@ class EventLoop:
 
     def _patience_ms(self) -> int:
         """How long this round may wait for input: not at all while a step is out or one can be planned."""
-        if self._in_flight or not self._blocked:
+        if self._in_flight or not self._blocked or self._orders.waiting:
             return 0
+        if self._orders.paused and not (self._storage_out or self._held):
+            return IDLE_WAIT_MS
         waits = self._scheduler.has_work() or self._storage_out or self._held
         return BLOCKED_WAIT_MS if waits else IDLE_WAIT_MS
 
@@ -207,6 +223,7 @@ class EventLoop:
         except ValueError as error:
             self._refuse(submit, "invalid_request", str(error))
         else:
+            request.submitted_at = self._clock()
             self._live[submit.handle] = request
             logger.debug(
                 "request %d of %d prompt tokens",
@@ -241,8 +258,11 @@ class EventLoop:
 
     def _starts(self, plan: Plan) -> Sequence[RowStart]:
         starts = []
+        now = self._clock()
         for index in plan.starts.tolist():
             request = self._live[int(plan.handle[index])]
+            if request.started_at < 0:
+                request.started_at = now
             starts.append(request.start(int(plan.row[index]), int(plan.prefix_len[index])))
         return starts
 
@@ -302,6 +322,8 @@ class EventLoop:
         if self._outputs:
             self._channel.send(EngineOutput(version=PROTOCOL_VERSION, round=self._round, outputs=self._outputs))
             self._outputs = []
+        for answer in self._orders.answers():
+            self._channel.send(answer)
         if self._statistics.snapshot_is_due():
             self.publish_snapshot()
 

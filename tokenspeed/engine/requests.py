@@ -22,6 +22,8 @@ class LiveRequest:
         output: the tokens generated so far.
         cached_tokens: prompt tokens the prefix cache gave at its first start; -1 before.
         reported_cached: whether ``cached_tokens`` went out.
+        submitted_at: when the loop took it, by the loop's clock.
+        started_at: when its first step was planned; -1 before.
     """
 
     submit: Submit
@@ -32,6 +34,13 @@ class LiveRequest:
     output: list[int] = field(default_factory=list)
     cached_tokens: int = -1
     reported_cached: bool = False
+    submitted_at: float = 0.0
+    started_at: float = -1.0
+
+    @property
+    def queue_s(self) -> float:
+        """Seconds it waited for its first step; -1 before that."""
+        return self.started_at - self.submitted_at if self.started_at >= 0 else -1.0
 
     @classmethod
     def of(cls, submit: Submit, max_model_len: int, grammar: Grammar | None = None) -> "LiveRequest":

@@ -24,11 +24,22 @@ from tokenspeed.frontend.errors import (
     RequestRefused,
 )
 from tokenspeed.frontend.generation import Generation, LiveChoice, Prompt
+from tokenspeed.frontend.line import WaitingLine
+from tokenspeed.frontend.orders import EngineOrders
 from tokenspeed.frontend.parsing.parser import AnswerParser
 from tokenspeed.frontend.request import Delta, GenerationRequest
 from tokenspeed.frontend.text_assets import load_text_assets
 from tokenspeed.frontend.validate import check_constraint, check_request
-from tokenspeed.messages import EngineOutput, EngineSnapshot, EngineStatus, Finish, RequestOutput, Submit
+from tokenspeed.messages import (
+    Action,
+    EngineOutput,
+    EngineSnapshot,
+    EngineStatus,
+    Finish,
+    OrderDone,
+    RequestOutput,
+    Submit,
+)
 from tokenspeed.recipes.model_config import ModelConfig, read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig
 
@@ -48,7 +59,9 @@ class FrontendObserver(Protocol):
 
     def tokens(self, count: int, since_last: float | None) -> None: ...
 
-    def finished(self, reason: str, took: float) -> None: ...
+    def queued(self, seconds: float) -> None: ...
+
+    def finished(self, reason: str, took: float, tokens: int) -> None: ...
 
 
 class AsyncLLM:
@@ -60,6 +73,7 @@ class AsyncLLM:
         tokenizer: of the model.
         engine: the engine's state as last heard.
         observer: hears what happens to requests; may be set once, before the first request.
+        on_start: hears of each call that was handed to the engine, in the task that made it; set likewise.
     """
 
     def __init__(
@@ -87,6 +101,7 @@ class AsyncLLM:
         assets = load_text_assets(config.model)
         self.tokenizer = assets.tokenizer
         self.observer = observer
+        self.on_start: Callable[[Generation], None] | None = None
         setting = config.api.chat_template
         source = read_template_setting(setting) if setting else assets.chat_template
         self._template = ChatTemplate(source, self.tokenizer.bos_token, self.tokenizer.eos_token) if source else None
@@ -96,6 +111,8 @@ class AsyncLLM:
             )
         self.engine = EngineState()
         self._connection = connection
+        self._orders = EngineOrders(connection.order)
+        self._line = WaitingLine(config.api.max_waiting)
         self._live: dict[int, LiveChoice] = {}
         self._handles = itertools.count(1)
         self._random = random.Random(config.seed) if config.seed else random.SystemRandom()
@@ -115,14 +132,24 @@ class AsyncLLM:
         return len(self._live)
 
     @property
+    def waiting_choices(self) -> int:
+        """How many of them have no token yet."""
+        return self._line.waiting
+
+    @property
     def draining(self) -> bool:
         """Whether new requests are refused because the server is about to end."""
         return self._draining
 
     @property
+    def paused(self) -> bool:
+        """Whether an operator stopped the engine from planning steps."""
+        return self._orders.paused
+
+    @property
     def stalled_for(self) -> float:
-        """Seconds for which requests have been open without anything moving; 0 where none is open."""
-        return time.monotonic() - self.engine.moved_at if self._live else 0.0
+        """Seconds for which requests have been open without anything moving; 0 where none is open, or in a pause."""
+        return time.monotonic() - self.engine.moved_at if self._live and not self.paused else 0.0
 
     @property
     def max_model_len(self) -> int:
@@ -161,22 +188,30 @@ class AsyncLLM:
         The choices are numbered through: those of the first prompt first. The caller must read the generation to its
         end or cancel it.
         """
+        began = asyncio.get_running_loop().time()
         self._check_ready()
         self._check_constraints(requests)
-        prompts = [Prompt(request, await self._prompt_ids(request)) for request in requests]
+        self._line.check()
+        prompts = await self._prompts(requests)
         self._check_ready()  # tokenizing may have taken a while
+        self._line.check()
         generation = Generation(prompts, self._abort)
         lengths = [check_request(prompt, self.model, self.max_model_len) for prompt in prompts]
         if not self._live:
             self.engine.moved()
         for prompt, max_new_tokens in zip(prompts, lengths, strict=True):
             self._submit(generation, prompt, max_new_tokens)
+        given = [request.timeout_s for request in requests if request.timeout_s is not None]
+        if given:
+            generation.end_by(began + min(given), min(given))
+        if self.on_start is not None:
+            self.on_start(generation)
         return generation
 
     async def start_without_answer(self, requests: Sequence[GenerationRequest]) -> Generation:
         """Checks and tokenizes like ``start``, but has nothing generated: every choice ends at once, with no text."""
         self._check_ready()
-        prompts = [Prompt(request, await self._prompt_ids(request)) for request in requests]
+        prompts = await self._prompts(requests)
         for prompt in prompts:
             check_request(prompt, self.model, self.max_model_len, needs_room=False)
         generation = Generation(prompts, self._abort)
@@ -229,6 +264,30 @@ class AsyncLLM:
         """Returns the token ids of a text; long ones are worked on beside the event loop."""
         return await _off_loop(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
 
+    async def order(self, action: Action) -> str:
+        """Has the engine do what an operator wants; returns why it refused, "" where it did not.
+
+        Raises EngineUnavailable where it takes no orders now.
+        """
+        if not self.engine.ready:
+            raise self.engine.unavailable()
+        refused = await self._orders.give(action)
+        self.engine.moved()  # a pause is no standstill
+        self.engine.notify()
+        return refused
+
+    def abort_requests(self, request_id: str | None) -> int:
+        """Ends the calls of this name (None: all calls) with an error, and returns how many choices that were."""
+        ended = {
+            live.generation
+            for live in self._live.values()
+            if request_id is None or live.prompt.request.request_id == request_id
+        }
+        count = sum(len(generation.live) for generation in ended)
+        for generation in ended:
+            generation.fail(EngineFailed("the request was aborted by the server's operator", "aborted"))
+        return count
+
     async def drain(self, grace_s: float) -> int:
         """Refuses new requests and waits for the open ones to end, at most ``grace_s`` seconds.
 
@@ -236,6 +295,9 @@ class AsyncLLM:
         """
         self._draining = True
         self.engine.notify()
+        if self.paused:
+            with contextlib.suppress(EngineUnavailable):
+                await self.order("continue")  # open requests are to end
         if self._live:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._drained.wait(), grace_s)
@@ -264,8 +326,13 @@ class AsyncLLM:
     def on_snapshot(self, snapshot: EngineSnapshot) -> None:
         self.engine.set_snapshot(snapshot.snapshot)
 
+    def on_order_done(self, answer: OrderDone) -> None:
+        self.engine.heard()
+        self._orders.done(answer)
+
     def on_engine_lost(self, cause: str) -> None:
         self.engine.set_lost(cause)
+        self._orders.engine_gone(cause)
         self._fail_all(cause)
 
     def on_engine_given_up(self, cause: str) -> None:
@@ -288,6 +355,16 @@ class AsyncLLM:
                     enabled=self.config.api.structured_output != "none",
                 )
 
+    async def _prompts(self, requests: Sequence[GenerationRequest]) -> list[Prompt]:
+        most = self.config.api.max_prompt_tokens
+        prompts = [Prompt(request, await self._prompt_ids(request)) for request in requests]
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+        if most and longest > most:
+            raise RequestRefused(
+                f"the prompt has {longest} tokens, and this server takes {most} at most", "prompt_too_long", "prompt"
+            )
+        return prompts
+
     async def _prompt_ids(self, request: GenerationRequest) -> Sequence[int]:
         if isinstance(request.prompt, str):
             return await self.encode(request.prompt)
@@ -301,6 +378,7 @@ class AsyncLLM:
         first = len(generation.live)
         parsing = request.parsing
         shown = frozenset[int]() if parsing is None else parsing.marker_ids(self.tokenizer)
+        self._line.joined(request.generated_choices)
         for at in range(request.generated_choices):
             choice = Choice(
                 first + at,
@@ -343,6 +421,7 @@ class AsyncLLM:
             return
         if item.token_ids:
             self._observe_tokens(live, item, now)
+            live.last_token_at = now
         delta = choice.push(item)
         if delta is not None:
             generation.deliver(live, delta)
@@ -353,6 +432,9 @@ class AsyncLLM:
             generation.end_choice(live)
 
     def _observe_tokens(self, live: LiveChoice, item: RequestOutput, now: float) -> None:
+        live.generation.timings.took(now, len(item.token_ids), live.last_token_at, item.queue_s)
+        if not live.last_token_at:
+            self._line.began()
         if self.observer is None:
             return
         if live.last_token_at:
@@ -360,13 +442,17 @@ class AsyncLLM:
         else:
             self.observer.first_token(now - live.generation.started_at, max(item.cached_tokens, 0))
             self.observer.tokens(len(item.token_ids), None)
-        live.last_token_at = now
+            if item.queue_s >= 0:
+                self.observer.queued(item.queue_s)
 
     def _forget(self, live: LiveChoice, reason: str, now: float) -> None:
         if self._live.pop(live.handle, None) is None:
             return
+        if not live.last_token_at:
+            self._line.left()
+        live.generation.timings.ended_at = now
         if self.observer is not None:
-            self.observer.finished(reason, now - live.generation.started_at)
+            self.observer.finished(reason, now - live.generation.started_at, live.choice.generated)
         if self._draining and not self._live:
             self._drained.set()
 

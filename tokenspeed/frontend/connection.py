@@ -16,6 +16,8 @@ from tokenspeed.messages import (
     EngineSnapshot,
     EngineStatus,
     Finish,
+    Order,
+    OrderDone,
     Submit,
     WireError,
     decode_output,
@@ -33,6 +35,8 @@ class EngineListener(Protocol):
     def on_status(self, status: EngineStatus) -> None: ...
 
     def on_snapshot(self, snapshot: EngineSnapshot) -> None: ...
+
+    def on_order_done(self, answer: OrderDone) -> None: ...
 
     def on_engine_lost(self, cause: str) -> None: ...
 
@@ -53,6 +57,8 @@ class EngineConnection(Protocol):
 
     def abort(self, handle: int) -> None: ...
 
+    def order(self, order: Order) -> None: ...
+
     def drain(self) -> None:
         """Asks the engine to refuse new requests and to exit after the last one ended."""
         ...
@@ -65,6 +71,7 @@ class Outbox:
         self._submits: list[Submit] = []
         self._finishes: list[Finish] = []
         self._aborts: list[int] = []
+        self._orders: list[Order] = []
         self._drain = False
 
     def submit(self, request: Submit) -> None:
@@ -76,21 +83,25 @@ class Outbox:
     def abort(self, handle: int) -> None:
         self._aborts.append(handle)
 
+    def order(self, order: Order) -> None:
+        self._orders.append(order)
+
     def drain(self) -> None:
         self._drain = True
 
     def take(self) -> EngineInput | None:
         """Returns everything gathered as one message, and forgets it; None where there is nothing."""
-        if not (self._submits or self._finishes or self._aborts or self._drain):
+        if not (self._submits or self._finishes or self._aborts or self._orders or self._drain):
             return None
         message = EngineInput(
             version=PROTOCOL_VERSION,
             submits=self._submits,
             finishes=self._finishes,
             aborts=self._aborts,
+            orders=self._orders,
             drain=self._drain,
         )
-        self._submits, self._finishes, self._aborts, self._drain = [], [], [], False
+        self._submits, self._finishes, self._aborts, self._orders, self._drain = [], [], [], [], False
         return message
 
 
@@ -125,6 +136,10 @@ class ZmqEngineConnection:
 
     def abort(self, handle: int) -> None:
         self._outbox.abort(handle)
+        self._wake.set()
+
+    def order(self, order: Order) -> None:
+        self._outbox.order(order)
         self._wake.set()
 
     def drain(self) -> None:
@@ -216,5 +231,7 @@ class ZmqEngineConnection:
             listener.on_output(message)
         elif isinstance(message, EngineStatus):
             listener.on_status(message)
+        elif isinstance(message, OrderDone):
+            listener.on_order_done(message)
         else:
             listener.on_snapshot(message)

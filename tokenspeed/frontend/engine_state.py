@@ -2,11 +2,15 @@
 
 import asyncio
 import time
+from collections import deque
 from typing import Literal
 
 from tokenspeed.frontend.errors import EngineUnavailable
 from tokenspeed.messages import EngineFacts, EngineStatus, Phase
 from tokenspeed.messages.snapshot import StateSnapshot
+
+RATE_SNAPSHOTS = 16
+"""Snapshots that a rate is taken over: three seconds while work moves, a quarter of a minute while nothing does."""
 
 
 class EngineState:
@@ -38,6 +42,7 @@ class EngineState:
         self.moved_at = time.monotonic()
         self._heard_at = time.monotonic()
         self._snapshot_at = 0.0
+        self._decoded: deque[tuple[float, int]] = deque(maxlen=RATE_SNAPSHOTS)
         self._changed = asyncio.Event()
 
     @property
@@ -49,6 +54,14 @@ class EngineState:
     def snapshot_age(self) -> float | None:
         """Seconds since the last snapshot arrived; None without one."""
         return time.monotonic() - self._snapshot_at if self.snapshot is not None else None
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens decoded a second, over the last RATE_SNAPSHOTS snapshots (a few seconds); 0 before there are two."""
+        if len(self._decoded) < 2:
+            return 0.0
+        (began, before), (ended, after) = self._decoded[0], self._decoded[-1]
+        return (after - before) / (ended - began) if ended > began else 0.0
 
     @property
     def silent_for(self) -> float:
@@ -80,12 +93,14 @@ class EngineState:
         if self.snapshot is None or snapshot.last_progress != self.snapshot.last_progress:
             self.moved()
         self.snapshot = snapshot
+        self._decoded.append((snapshot.time, snapshot.counters.decode_tokens))
         self._snapshot_at = self._heard_at
         self.notify()
 
     def set_lost(self, cause: str) -> None:
         self.lost += 1
         self.snapshot = None
+        self._decoded.clear()
         self.phase = "restarting"
         self.status = None
         self.last_error = cause

@@ -34,8 +34,24 @@ class ContextLengthExceeded(RequestRefused):
         self.prompt_tokens = prompt_tokens
 
 
+class ReaderTooSlow(FrontendError):
+    """More of an answer waits for its reader than is kept; the engine stopped working on it."""
+
+
 class EngineUnavailable(FrontendError):
     """The engine takes no requests now: it is starting, draining, or gone. Trying again later may help."""
+
+
+class LineFull(FrontendError):
+    """Too many choices wait already; ``retry_after_s`` estimates when there is room."""
+
+    def __init__(self, message: str, retry_after_s: int) -> None:
+        super().__init__(message, "queue_full")
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(FrontendError):
+    """The request took longer than it was given; the engine stopped working on it."""
 
 
 class EngineFailed(FrontendError):

@@ -38,6 +38,7 @@ class GenerationRequest:
         logprobs, prompt_logprobs: how many alternatives to report beside each token; 0 the token only, -1 nothing.
         priority: larger runs first.
         parsing: what is to be told apart in the text; None leaves it as it is.
+        timeout_s: seconds that it may take from ``start`` on; None is no bound.
         cache_salt: requests share cached prefixes only with requests of the same salt.
         constraint: what the text of every choice must look like; None is free text.
         constraint_field: the caller's name for it, in errors.
@@ -72,6 +73,7 @@ class GenerationRequest:
     parsing: Parsing | None = None
     constraint: Constraint | None = None
     constraint_field: str = "constraint"
+    timeout_s: float | None = None
 
     @property
     def generated_choices(self) -> int:

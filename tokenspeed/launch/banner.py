@@ -25,8 +25,8 @@ class PhaseLine:
         self._phase = phase
 
 
-def print_ready(config: ResolvedConfig, facts: EngineFacts) -> None:
-    """Prints the way in: what serves, the URL, a curl line, and how to watch."""
+def print_ready(config: ResolvedConfig, facts: EngineFacts, admin: str = "") -> None:
+    """Prints the way in: what serves, the URL, a curl line, how to watch, and where the administration is, if it is."""
     if sys.stdout.isatty():
         print("\r\x1b[K", end="")
     base = f"http://{_reachable(config.api.host)}:{config.api.port}"
@@ -44,6 +44,8 @@ def print_ready(config: ResolvedConfig, facts: EngineFacts) -> None:
         print(f"  RANDOM WEIGHTS: {config.served_name} is not {config.recipe or config.name}; its text means nothing")
     print(f"ready: {config.served_name} at {base}/v1")
     print(f"  curl {base}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}")
+    if admin:
+        print(f"  administration at {admin}")
     port = "" if config.api.port == 8000 else f" PORT={config.api.port}"
     url = "" if config.api.port == 8000 else f" --url {base}"
     print(f"  make top{port}   (without make: tokenspeed top{url})", flush=True)

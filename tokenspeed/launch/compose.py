@@ -15,9 +15,8 @@ from tokenspeed.launch.scheduling import compose_scheduler, make_scheduler
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
     EngineInput,
+    EngineMessage,
     EngineOutput,
-    EngineSnapshot,
-    EngineStatus,
     RequestOutput,
     SamplingParameters,
     Submit,
@@ -118,7 +117,7 @@ class _ProbeChannel:
         messages, self._inputs = self._inputs, []
         return messages
 
-    def send(self, message: EngineOutput | EngineStatus | EngineSnapshot) -> None:
+    def send(self, message: EngineMessage) -> None:
         if isinstance(message, EngineOutput):
             self.outputs.extend(message.outputs)
 

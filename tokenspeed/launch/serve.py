@@ -6,11 +6,14 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import uvicorn
+from fastapi import FastAPI
 
+from tokenspeed.launch.admin_port import AdminPort, QuietServer
 from tokenspeed.launch.banner import PhaseLine, print_ready
+from tokenspeed.launch.connections import ConnectionBounds, bounded_protocol, connections_within
 from tokenspeed.launch.early_engine import EarlyEngine
 from tokenspeed.launch.facts import redactor_of
 from tokenspeed.launch.handover import Handover, Place
@@ -57,7 +60,12 @@ def _serve(config: ResolvedConfig, place: Place | None, logs: Logs, early: Early
     with place.listener:
         port = place.listener.getsockname()[1]
         config = config.model_copy(update={"api": config.api.model_copy(update={"port": port})})
-        return asyncio.run(_Serving(config, place, logs, early).run())
+        try:
+            serving = _Serving(config, place, logs, early)
+        except OSError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        return asyncio.run(serving.run())
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -76,14 +84,6 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling: a signal drains before it closes."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Serving:
     """One run of the server."""
 
@@ -94,6 +94,7 @@ class _Serving:
         self._retire_other = place.retire
         self._logs = logs
         self._handover = Handover(place.listener)
+        self._admin = AdminPort(config.api, follows=place.retire is not None)
         self._accepting = asyncio.Event()
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -113,15 +114,24 @@ class _Serving:
             return EXIT_USAGE
         finally:
             self._handover.close()
+            await self._admin.close()
             await service.close()
 
     async def _serve(self, service: Service) -> int:
         # Imported while the engine process loads its own, heavier libraries.
+        from tokenspeed.server.admin import create_admin_app
         from tokenspeed.server.app import create_app
 
         app = create_app(service.llm)
-        server = _Server(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+        server = QuietServer(
+            uvicorn.Config(
+                app,
+                http=bounded_protocol(self._connection_bounds(app)),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=5,
+            )
         )
         watching = asyncio.create_task(self._watch(service), name="phases")
         stopping = asyncio.create_task(self._stop.wait(), name="stop")
@@ -129,16 +139,28 @@ class _Serving:
             watching.cancel()
             return self._ended(cut=0)
         serving = asyncio.create_task(server.serve(sockets=[self._listener]), name="http")
+        self._admin.serve(create_admin_app(app))
         self._accepting.set()
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         watching.cancel()
         if self._handover.given:
+            await self._admin.close()
             await _leave_to_successor(server)
         cut = await self._drain(service)
         server.should_exit = True
         server.force_exit = self._force.is_set()
         await serving
+        await asyncio.to_thread(app.state.context.close)
         return self._ended(cut)
+
+    def _connection_bounds(self, app: FastAPI) -> ConnectionBounds:
+        metrics = app.state.context.metrics
+        return ConnectionBounds(
+            most=connections_within(self._config.api.max_connections),
+            slow_reader_s=self._config.api.slow_reader_s,
+            refused=metrics.refused,
+            cut=metrics.stream_cut,
+        )
 
     async def _take_over(
         self, service: Service, stopping: asyncio.Task[bool], retire_other: Callable[[], None]
@@ -191,7 +213,7 @@ class _Serving:
             if now != shown:
                 if state.ready:
                     await self._accepting.wait()
-                    print_ready(self._config, state.facts)
+                    print_ready(self._config, state.facts, self._admin.address)
                 else:
                     line.show(state.phase, status)
             shown = now

@@ -2,7 +2,8 @@
 
 One message a round crosses each way, never one a request: the frontend sends an ``EngineInput`` with everything that
 happened since the last one, the engine answers with an ``EngineOutput`` for the round, and beside it, seldom, an
-``EngineStatus`` (start-up phases, readiness, the end) or an ``EngineSnapshot`` (telemetry).
+``EngineStatus`` (start-up phases, readiness, the end), an ``EngineSnapshot`` (telemetry) or an ``OrderDone``
+(what became of an operator's order).
 """
 
 from tokenspeed.messages.constraint import (
@@ -14,6 +15,7 @@ from tokenspeed.messages.constraint import (
     ConstraintKind,
 )
 from tokenspeed.messages.input import EngineInput, Finish, Submit
+from tokenspeed.messages.order import Action, Order, OrderDone
 from tokenspeed.messages.output import (
     EngineFacts,
     EngineOutput,
@@ -28,6 +30,7 @@ from tokenspeed.messages.output import (
 from tokenspeed.messages.sampling import SamplingParameters
 from tokenspeed.messages.wire import (
     PROTOCOL_VERSION,
+    EngineMessage,
     WireError,
     decode_input,
     decode_output,
@@ -39,16 +42,20 @@ __all__ = [
     "MAX_BEGIN_BYTES",
     "MAX_CONSTRAINT_BYTES",
     "PROTOCOL_VERSION",
+    "Action",
     "Constraint",
     "ConstraintError",
     "ConstraintKind",
     "EngineFacts",
     "EngineInput",
+    "EngineMessage",
     "EngineOutput",
     "EngineSnapshot",
     "EngineStatus",
     "Finish",
     "FinishReason",
+    "Order",
+    "OrderDone",
     "Phase",
     "PromptLogprobs",
     "RequestOutput",

@@ -3,6 +3,7 @@
 import msgspec
 
 from tokenspeed.messages.constraint import Constraint
+from tokenspeed.messages.order import Order
 from tokenspeed.messages.sampling import SamplingParameters
 
 
@@ -42,13 +43,14 @@ class Finish(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="input"):
-    """Everything the frontend has to say since its last message. Order inside: submits, finishes, aborts.
+    """Everything the frontend has to say since its last message. Order inside: submits, finishes, aborts, orders.
 
     Attributes:
         version: PROTOCOL_VERSION of the sender.
         submits: new requests.
         finishes: requests ended by a stop string.
         aborts: handles whose client went away; an unknown handle is ignored.
+        orders: what an operator wants done.
         drain: when true the engine refuses new requests and exits after the last one ended.
     """
 
@@ -56,4 +58,5 @@ class EngineInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     submits: list[Submit] = []
     finishes: list[Finish] = []
     aborts: list[int] = []
+    orders: list[Order] = []
     drain: bool = False

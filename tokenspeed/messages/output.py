@@ -40,6 +40,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         logprobs: one for each of ``token_ids`` where the request asked for them, else empty.
         prompt_logprobs: a slice of the prompt's, where asked for.
         cached_tokens: prompt tokens that came from the prefix cache; sent with the first output, else -1.
+        queue_s: seconds between its submit and its first step, by the engine's clock; sent as ``cached_tokens`` is.
         finish_reason: set in a request's last output.
         stop_token_id: the token that ended it when the reason is "stop", else -1; -1 too where a constraint is
             fulfilled and nothing may follow.
@@ -54,6 +55,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: PromptLogprobs | None = None
     cached_tokens: int = -1
+    queue_s: float = -1.0
     finish_reason: FinishReason | None = None
     stop_token_id: int = -1
     error: str = ""

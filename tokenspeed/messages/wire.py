@@ -5,24 +5,26 @@ from typing import TypeVar
 import msgspec
 
 from tokenspeed.messages.input import EngineInput
+from tokenspeed.messages.order import OrderDone
 from tokenspeed.messages.output import EngineOutput, EngineSnapshot, EngineStatus
 
 PROTOCOL_VERSION = 2
 
-_Message = TypeVar("_Message", EngineInput, EngineOutput | EngineStatus | EngineSnapshot)
+EngineMessage = EngineOutput | EngineStatus | EngineSnapshot | OrderDone
+"""Whatever an engine says."""
+
+_Message = TypeVar("_Message", EngineInput, EngineMessage)
 
 _encoder = msgspec.msgpack.Encoder()
 _input_decoder = msgspec.msgpack.Decoder(EngineInput)
-_output_decoder: msgspec.msgpack.Decoder[EngineOutput | EngineStatus | EngineSnapshot] = msgspec.msgpack.Decoder(
-    EngineOutput | EngineStatus | EngineSnapshot
-)
+_output_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
 
 
 class WireError(ValueError):
     """A message that cannot be read: damaged, or of another protocol version."""
 
 
-def encode(message: EngineInput | EngineOutput | EngineStatus | EngineSnapshot) -> bytes:
+def encode(message: EngineInput | EngineMessage) -> bytes:
     """Returns the message as msgpack."""
     return _encoder.encode(message)
 
@@ -36,7 +38,7 @@ def decode_input(data: bytes) -> EngineInput:
     return _checked(message)
 
 
-def decode_output(data: bytes) -> EngineOutput | EngineStatus | EngineSnapshot:
+def decode_output(data: bytes) -> EngineMessage:
     """Reads a message from the engine; raises WireError where it cannot be read."""
     try:
         message = _output_decoder.decode(data)

@@ -60,7 +60,14 @@ FLAGS: tuple[Flag, ...] = (
     ),
     Flag("--reasoning-format", "formats.reasoning", "text", "how the model writes reasoning: qwen3, deepseek_r1, ..."),
     Flag("--thinking-switch", "formats.thinking_switch", "text", "template variable that reasoning_effort sets"),
-    Flag("--api-key-file", "api.api_key_file", "text", "file with the key that clients must send"),
+    Flag("--api-key-file", "api.api_key_file", "text", "file with the keys that clients must send"),
+    Flag("--requests-per-minute", "api.requests_per_minute", "integer", "requests of one key a minute; 0: no bound"),
+    Flag("--max-concurrent-requests", "api.max_concurrent", "integer", "requests of one key at a time; 0: no bound"),
+    Flag(
+        "--max-waiting", "api.max_waiting", "integer", "choices without a token beyond which requests get 429; 0: all"
+    ),
+    Flag("--max-request-seconds", "api.max_request_s", "number", "longest time of any request; 0: no bound"),
+    Flag("--admin-port", "api.admin_port", "integer", "port of the administration, on this machine only"),
     Flag("--log-level", "log.level", "text", "debug, info, warning or error"),
     Flag("--log-format", "log.format", "text", "text, or json: one object a line"),
     Flag("--log-file", "log.file", "text", "file for the log, rotated by size, instead of standard error"),

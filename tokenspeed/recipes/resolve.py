@@ -105,13 +105,13 @@ class Resolution:
                 **{**keys.scheduler.model_dump(), "journal": _new_file(keys.scheduler.journal, "scheduler.journal")}
             ),
             api=ApiSettings(
-                host=keys.api.host,
-                port=keys.api.port,
-                default_sampling=keys.api.default_sampling.model_dump(exclude_none=True),
-                chat_template=_existing_file(keys.api.chat_template, "api.chat_template"),
-                max_body_bytes=keys.api.max_body_bytes,
-                api_key_file=_existing_file(keys.api.api_key_file, "api.api_key_file"),
-                structured_output=structured_output,
+                **{
+                    **keys.api.model_dump(),
+                    "default_sampling": keys.api.default_sampling.model_dump(exclude_none=True),
+                    "chat_template": _existing_file(keys.api.chat_template, "api.chat_template"),
+                    "api_key_file": _existing_file(keys.api.api_key_file, "api.api_key_file"),
+                    "structured_output": structured_output,
+                }
             ),
             formats=FormatSettings(**keys.formats.model_dump()),
             log=LogConfig(**{**keys.log.model_dump(), "file": _new_file(keys.log.file, "log.file")}),

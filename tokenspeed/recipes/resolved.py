@@ -73,7 +73,10 @@ class SchedulerSettings(_Frozen):
 
 
 class ApiSettings(_Frozen):
-    """What the API does on behalf of the model. ``default_sampling`` holds request fields a client may override."""
+    """What the API does on behalf of the model; docs/recipes.md says what each bound means (0: none).
+
+    ``default_sampling`` holds request fields a client may override.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -82,6 +85,18 @@ class ApiSettings(_Frozen):
     max_body_bytes: int = 32 << 20
     api_key_file: str = ""
     structured_output: Literal["llguidance", "none"] = "llguidance"
+    requests_per_minute: int = 0
+    max_concurrent: int = 0
+    admin_host: str = "127.0.0.1"
+    admin_port: int | None = None
+    max_connections: int = 4096
+    max_waiting: int = 1024
+    max_prompt_tokens: int = 0
+    max_request_s: float = 0.0
+    keep_alive_s: float = 15.0
+    slow_reader_s: float = 30.0
+    stream_buffer_bytes: int = 1 << 20
+    otlp_endpoint: str = ""
 
 
 class FormatSettings(_Frozen):

@@ -19,6 +19,7 @@ from tokenspeed.recipes.schema_types import (
     Positive,
     RelativePath,
     Revision,
+    Seconds,
     Sha256,
     Strict,
 )
@@ -146,7 +147,7 @@ class Sampling(Strict):
 
 
 class Api(Strict):
-    """The HTTP side."""
+    """The HTTP side; see docs/recipes.md for each bound (0: none)."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
@@ -155,6 +156,18 @@ class Api(Strict):
     max_body_bytes: Bytes = 32 << 20
     api_key_file: str = ""
     structured_output: Literal["llguidance", "xgrammar", "none"] = "llguidance"
+    requests_per_minute: Count = 0
+    max_concurrent: Count = 0
+    admin_host: str = "127.0.0.1"
+    admin_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    max_connections: Count = 4096
+    max_waiting: Count = 1024
+    max_prompt_tokens: Count = 0
+    max_request_s: Seconds = 0.0
+    keep_alive_s: Seconds = 15.0
+    slow_reader_s: Seconds = 30.0
+    stream_buffer_bytes: Bytes = 1 << 20
+    otlp_endpoint: str = ""
 
 
 class Formats(Strict):

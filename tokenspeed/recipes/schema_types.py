@@ -60,6 +60,7 @@ Bytes = Annotated[
     Field(ge=0),
 ]
 Name = Annotated[str, AfterValidator(_name)]
+Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 RelativePath = Annotated[str, AfterValidator(_relative)]

@@ -1,40 +1,47 @@
 """The HTTP application: routes, error shapes, and what they share."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import os
+import time
+from collections.abc import Callable
 
-import msgspec
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tokenspeed.frontend.async_llm import AsyncLLM
-from tokenspeed.server import chat, completions, configuration, models, probes, state, tokenize
-from tokenspeed.server.body import ClientGone
+from tokenspeed.server import chat, completions, configuration, info, models, probes, state, tokenize
 from tokenspeed.server.context import ServerContext
-from tokenspeed.server.errors import SERVER_ERROR, ApiError
-from tokenspeed.server.middleware import ApiMiddleware, read_api_keys
+from tokenspeed.server.keys import KeyRing
+from tokenspeed.server.middleware import ApiMiddleware
+from tokenspeed.server.rates import Allowances
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tokenspeed.server.routes import Endpoint, add_error_handlers, add_get
+from tokenspeed.server.routes import add_post as _post
+from tokenspeed.server.tracing import make_tracing
 from tokenspeed.telemetry.metrics import EngineReading, Metrics
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 PROGRESS_THRESHOLD_S = 120.0
 """Without progress for so long the engine counts as stuck; above the longest step of a slow CPU by a wide margin."""
 
-STATUS_CLIENT_GONE = 499
 
+def create_app(
+    llm: AsyncLLM,
+    *,
+    progress_threshold_s: float = PROGRESS_THRESHOLD_S,
+    clock: Callable[[], float] = time.monotonic,
+) -> FastAPI:
+    """Returns the application that serves ``llm`` as its configuration says; raises ApiKeyError for a bad key file
+    and TracingError where spans are asked for and cannot be made.
 
-def create_app(llm: AsyncLLM, *, progress_threshold_s: float = PROGRESS_THRESHOLD_S) -> FastAPI:
-    """Returns the application that serves ``llm`` as its configuration says; raises ApiKeyError for a bad key file.
-
-    The application counts for ``llm`` from here on (it becomes its observer).
+    The application counts for ``llm`` from here on (it becomes its observer). ``clock`` is what keys, rates and
+    deadlines go by, in seconds.
     """
     config = llm.config
     metrics = Metrics(lambda: _reading(llm))
     llm.observer = metrics
-    keys = read_api_keys(config.api.api_key_file) if config.api.api_key_file else frozenset()
+    keys = KeyRing(config.api.api_key_file, clock=clock)
+    tracing = make_tracing(config.api.otlp_endpoint, os.environ)
+    if tracing is not None:
+        llm.on_start = tracing.note
+    allowances = Allowances(config.api.requests_per_minute, config.api.max_concurrent, clock)
     app = FastAPI(
         title="TokenSpeed",
         description="An OpenAI-compatible API. docs/api.md says what each field does.",
@@ -42,12 +49,24 @@ def create_app(llm: AsyncLLM, *, progress_threshold_s: float = PROGRESS_THRESHOL
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.context = ServerContext(llm=llm, metrics=metrics, progress_threshold_s=progress_threshold_s)
-    app.add_middleware(ApiMiddleware, metrics=metrics, keys=keys)
-    app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ClientGone, _client_gone)
-    app.add_exception_handler(Exception, _unexpected)
+    app.state.context = ServerContext(
+        llm=llm,
+        metrics=metrics,
+        progress_threshold_s=progress_threshold_s,
+        keys=keys,
+        allowances=allowances,
+        tracing=tracing,
+    )
+    app.add_middleware(
+        ApiMiddleware,
+        metrics=metrics,
+        keys=keys,
+        allowances=allowances,
+        max_request_s=config.api.max_request_s,
+        clock=clock,
+        tracing=tracing,
+    )
+    add_error_handlers(app)
     _add_routes(app)
     return app
 
@@ -60,6 +79,9 @@ def _add_routes(app: FastAPI) -> None:
     gets: list[tuple[str, Endpoint]] = [
         ("/v1/models", models.list_models),
         ("/v1/models/{model:path}", models.show_model),
+        ("/version", info.show_version),
+        ("/get_model_info", info.model_info),
+        ("/v1/loads", info.loads),
         ("/live", probes.live),
         ("/ready", probes.ready),
         ("/progress", probes.progress),
@@ -69,32 +91,7 @@ def _add_routes(app: FastAPI) -> None:
         ("/v1/internal/configuration", configuration.configuration),
     ]
     for path, endpoint in gets:
-        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
-
-
-def _post(app: FastAPI, path: str, endpoint: Endpoint, body: type[msgspec.Struct]) -> None:
-    """Adds a route that reads its own body; the schema is written into the OpenAPI page by hand for that reason."""
-    schema: dict[str, Any] = msgspec.json.schema(body, ref_template="#/components/schemas/{name}")
-    definitions = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, definitions)}}
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=["POST"],
-        response_model=None,
-        openapi_extra={"requestBody": {"required": True, "content": content}},
-    )
-
-
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Returns ``schema`` with its references replaced by what they refer to."""
-    if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(value, definitions) for key, value in schema.items()}
+        add_get(app, path, endpoint)
 
 
 def _reading(llm: AsyncLLM) -> EngineReading:
@@ -108,38 +105,3 @@ def _reading(llm: AsyncLLM) -> EngineReading:
         snapshot_age=engine.snapshot_age,
         doubtful_operations=tuple(sorted(doubts)) if isinstance(doubts, dict) else (),
     )
-
-
-def _answer(error: ApiError) -> Response:
-    return Response(error.content(), error.status, error.headers, media_type="application/json")
-
-
-async def _api_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return _answer(error)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """What the router itself answers: no such path, or a path that does not know the method."""
-    assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
-    if error.status_code == 404:
-        path = request.url.path
-        hint = "; the path has a double slash: does the base URL end in one?" if "//" in path else ""
-        return _answer(ApiError(404, f"there is nothing at {path}{hint}", code="not_found"))
-    if error.status_code == 405:
-        allowed = headers.get("Allow") or headers.get("allow", "")
-        text = f"{request.url.path} does not take {request.method}; it takes {allowed}"
-        return _answer(ApiError(405, text, code="method_not_allowed", headers=headers))
-    return _answer(ApiError(error.status_code, str(error.detail), headers=headers))
-
-
-async def _client_gone(_request: Request, _error: Exception) -> Response:
-    """Nobody reads this; it is for the count."""
-    return Response(status_code=STATUS_CLIENT_GONE)
-
-
-async def _unexpected(_request: Request, _error: Exception) -> Response:
-    """An error of ours. The server logs it; the client learns that it was not its fault."""
-    message = "the server failed on this request; its log has the details"
-    return _answer(ApiError(500, message, code="internal_error", kind=SERVER_ERROR))

@@ -1,12 +1,13 @@
 """Reads a request body: size, content type, JSON, fields, values; each failure is an ApiError of its own."""
 
+import asyncio
 import re
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
-from tokenspeed.server.errors import ApiError
+from tokenspeed.server.errors import TIMEOUT, ApiError
 from tokenspeed.server.fields import check_fields
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -14,6 +15,9 @@ _Body = TypeVar("_Body", bound=msgspec.Struct)
 DISCARD_FACTOR = 8
 """A body beyond the limit is read on, and thrown away, up to so many times the limit, because a client that is cut off
 while it is writing does not see the answer."""
+
+BODY_S = 60.0
+"""A body must be complete so long after its route began to read it."""
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
@@ -23,20 +27,23 @@ class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
 
-async def read_json(request: Request, kind: type[_Body], limit: int) -> tuple[_Body, list[str]]:
+async def read_json(
+    request: Request, kind: type[_Body], limit: int, *, optional: bool = False
+) -> tuple[_Body, list[str]]:
     """Returns the body as ``kind``, and the names of its fields that are accepted without effect.
 
     Args:
         request: with its body unread.
         kind: a struct whose fields are the supported ones.
         limit: the most bytes of a body.
+        optional: an empty body stands for an object without fields.
 
     Raises:
         ApiError: 413, 415 or 400, naming the field where there is one.
         ClientGone: nobody is left to answer.
     """
     _check_content_type(request)
-    data = await _read(request, limit)
+    data = await _read(request, limit) or (b"{}" if optional else b"")
     try:
         raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         ignored = check_fields(raw, kind.__struct_fields__)
@@ -60,6 +67,29 @@ def _check_content_type(request: Request) -> None:
 async def _read(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     expected = int(declared) if declared.isdigit() else 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            pieces, size = await _pieces(request, limit, expected)
+    except TimeoutError as error:
+        raise ApiError(
+            408,
+            f"the body was not complete {BODY_S:g} s after its request began",
+            code="request_timeout",
+            kind=TIMEOUT,
+            headers={"Connection": "close"},
+        ) from error
+    if max(size, expected) > limit:
+        raise ApiError(
+            413,
+            f"the body has {max(size, expected)} bytes; at most {limit} are read",
+            code="request_too_large",
+            headers={"Connection": "close"},
+        )
+    return b"".join(pieces)
+
+
+async def _pieces(request: Request, limit: int, expected: int) -> tuple[list[bytes], int]:
+    """Returns the body as far as it is kept, and its size as far as it was read."""
     pieces: list[bytes] = []
     size = 0
     while expected <= DISCARD_FACTOR * limit:
@@ -72,14 +102,7 @@ async def _read(request: Request, limit: int) -> bytes:
             pieces.append(piece)
         if not message.get("more_body", False) or size > DISCARD_FACTOR * limit:
             break
-    if max(size, expected) > limit:
-        raise ApiError(
-            413,
-            f"the body has {max(size, expected)} bytes; at most {limit} are read",
-            code="request_too_large",
-            headers={"Connection": "close"},
-        )
-    return b"".join(pieces)
+    return pieces, size
 
 
 def _invalid(text: str) -> ApiError:

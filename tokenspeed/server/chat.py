@@ -31,6 +31,7 @@ from tokenspeed.server.responses import (
 from tokenspeed.server.sampling import generation_request
 from tokenspeed.server.stream import DisconnectWatch, GenerationStream, event
 from tokenspeed.server.thinking import thinking_variables
+from tokenspeed.server.timings import timings_of
 from tokenspeed.server.tools import offered_tools
 
 
@@ -134,6 +135,7 @@ async def _whole(context: ServerContext, body: ChatRequest, generation: Generati
         prompt_logprobs=(
             msgspec.UNSET if body.prompt_logprobs is None else prompt_logprob_list(tokenizer, generation.prompts[0])
         ),
+        timings=timings_of(generation, body.return_timings),
     )
 
 
@@ -159,6 +161,7 @@ class ChatChunkWriter:
         self._tokenizer = tokenizer
         self._logprobs = bool(body.logprobs)
         self._includes_usage = body.includes_usage
+        self._return_timings = body.return_timings
         self._generation = generation
         self._parses = generation.prompts[0].request.parsing is not None
         self._shows_reasoning = body.include_reasoning is not False
@@ -177,10 +180,12 @@ class ChatChunkWriter:
         return b"".join([self._events(delta) for delta in batch])
 
     def end(self) -> bytes:
-        if not self._includes_usage:
+        self._chunk.timings = timings_of(self._generation, self._return_timings)
+        if not self._includes_usage and self._chunk.timings is msgspec.UNSET:
             return b""
         self._chunk.choices = []
-        self._chunk.usage = UsageBody.of(self._generation.usage)
+        if self._includes_usage:
+            self._chunk.usage = UsageBody.of(self._generation.usage)
         return event(self._encode(self._chunk))
 
     def _events(self, delta: Delta) -> bytes:

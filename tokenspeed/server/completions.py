@@ -27,6 +27,7 @@ from tokenspeed.server.responses import (
 )
 from tokenspeed.server.sampling import generation_request
 from tokenspeed.server.stream import DisconnectWatch, GenerationStream, event
+from tokenspeed.server.timings import timings_of
 
 
 async def completions(request: Request) -> Response:
@@ -130,6 +131,7 @@ async def _whole(
             for result in results
         ],
         usage=UsageBody.of(generation.usage),
+        timings=timings_of(generation, body.return_timings),
     )
 
 
@@ -188,12 +190,14 @@ class CompletionChunkWriter:
         return b"".join([self._events(delta) for delta in batch])
 
     def end(self) -> bytes:
-        if not self._body.includes_usage:
+        self._chunk.timings = timings_of(self._generation, self._body.return_timings)
+        if not self._body.includes_usage and self._chunk.timings is msgspec.UNSET:
             return b""
         if self._body.max_tokens == 0:
             self._generation.usage.completion_tokens = 0
         self._chunk.choices = []
-        self._chunk.usage = UsageBody.of(self._generation.usage)
+        if self._body.includes_usage:
+            self._chunk.usage = UsageBody.of(self._generation.usage)
         return event(self._encode(self._chunk))
 
     def _events(self, delta: Delta) -> bytes:

@@ -10,6 +10,9 @@ from starlette.responses import Response
 
 from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.server.errors import ApiError
+from tokenspeed.server.keys import KeyRing
+from tokenspeed.server.rates import Allowances
+from tokenspeed.server.tracing import Tracing
 from tokenspeed.telemetry import logs
 from tokenspeed.telemetry.metrics import Metrics
 
@@ -23,11 +26,19 @@ class ServerContext:
     llm: AsyncLLM
     metrics: Metrics
     progress_threshold_s: float
+    keys: KeyRing
+    allowances: Allowances
+    tracing: Tracing | None = None
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def max_body_bytes(self) -> int:
         return self.llm.config.api.max_body_bytes
+
+    def close(self) -> None:
+        """Sends what is still to be sent elsewhere; may take seconds."""
+        if self.tracing is not None:
+            self.tracing.close()
 
     def check_model(self, name: str) -> None:
         """Raises ApiError (404) where another model than the served one is asked for."""

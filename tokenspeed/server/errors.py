@@ -2,10 +2,20 @@
 
 import msgspec
 
-from tokenspeed.frontend.errors import EngineUnavailable, FrontendError, RequestRefused
+from tokenspeed.frontend.errors import (
+    DeadlineExceeded,
+    EngineUnavailable,
+    FrontendError,
+    LineFull,
+    ReaderTooSlow,
+    RequestRefused,
+)
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
+PERMISSION = "permission_error"
+RATE_LIMIT = "rate_limit_error"
+TIMEOUT = "timeout_error"
 SERVER_ERROR = "server_error"
 UNAVAILABLE = "service_unavailable_error"
 
@@ -55,8 +65,24 @@ def from_frontend(error: FrontendError) -> ApiError:
     """Returns the API's form of a frontend error: 400 for the request's fault, 503 for not now, 500 for ours."""
     if isinstance(error, RequestRefused):
         return ApiError(400, error.message, code=error.code, param=error.param)
+    if isinstance(error, LineFull):
+        return ApiError(
+            429, error.message, code=error.code, kind=RATE_LIMIT, headers={"Retry-After": str(error.retry_after_s)}
+        )
+    if isinstance(error, DeadlineExceeded):
+        return past_deadline(error.message)
+    if isinstance(error, ReaderTooSlow):
+        return ApiError(408, error.message, code=error.code, kind=TIMEOUT)
     if isinstance(error, EngineUnavailable):
         return ApiError(
             503, error.message, code=error.code, kind=UNAVAILABLE, headers={"Retry-After": str(RETRY_AFTER_S)}
         )
+    if error.code == "aborted":
+        # clients that try again by themselves would bring back what an operator took away
+        return ApiError(503, error.message, code=error.code, kind=UNAVAILABLE, headers={"x-should-retry": "false"})
     return ApiError(500, error.message, code=error.code, kind=SERVER_ERROR)
+
+
+def past_deadline(message: str) -> ApiError:
+    """The answer to a request whose time is over: nobody wants it any more, so clients need not try again."""
+    return ApiError(504, message, code="deadline_exceeded", kind=TIMEOUT, headers={"x-should-retry": "false"})

@@ -6,6 +6,7 @@ import msgspec
 
 from tokenspeed.frontend.request import Usage
 from tokenspeed.messages import FinishReason
+from tokenspeed.server.timings import TimingsBody
 
 MatchedStop = str | int | None
 ChatFinishReason = FinishReason | Literal["tool_calls"]
@@ -111,6 +112,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: UsageBody
     prompt_logprobs: PromptLogprobList | msgspec.UnsetType = msgspec.UNSET
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -147,6 +149,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -165,6 +168,7 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: UsageBody
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChunkChoice(msgspec.Struct, kw_only=True):
@@ -182,6 +186,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChunkChoice]
     usage: UsageBody | msgspec.UnsetType | None = msgspec.UNSET
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.request import GenerationRequest
 from tokenspeed.server.constraints import Asked, constraint_of
+from tokenspeed.server.deadline import time_left
 from tokenspeed.server.errors import ApiError
 from tokenspeed.server.requests import SamplingFields
 
@@ -82,6 +83,7 @@ def generation_request(
         prompt_logprobs=max(prompt_logprobs, -1 if body.prompt_logprobs is None else body.prompt_logprobs),
         constraint=asked.constraint if asked else None,
         constraint_field=asked.field if asked else "",
+        timeout_s=time_left(body.timeout),
         **values,
     )
 

@@ -8,12 +8,16 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tokenspeed.frontend.errors import FrontendError
+from tokenspeed.frontend.errors import FrontendError, ReaderTooSlow
 from tokenspeed.frontend.generation import Generation
 from tokenspeed.frontend.request import Delta
-from tokenspeed.server.errors import from_frontend
+from tokenspeed.server.context import ServerContext
+from tokenspeed.server.errors import ApiError, from_frontend
 
 DONE = b"data: [DONE]\n\n"
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: readers of server-sent events pass over it, proxies see that the connection lives."""
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -65,7 +69,9 @@ class GenerationStream(Response):
     """Sends a generation's chunks as they come, several in one write where several are there.
 
     The status line waits for the first chunk, so that what fails before it is answered with its own status; what fails
-    later becomes an error event. The stream ends with [DONE] either way. A client that leaves cancels the generation.
+    later becomes an error event. A first chunk that takes longer than the keep-alive interval is not waited for: from
+    then on comments keep the connection alive, here and wherever nothing comes for so long. The stream ends with [DONE]
+    either way. A client that leaves cancels the generation, one that reads too slowly fails it.
     """
 
     def __init__(self, generation: Generation, writer: ChunkWriter, headers: dict[str, str]) -> None:
@@ -73,35 +79,50 @@ class GenerationStream(Response):
         self._start = [*_HEADERS, *((name.encode(), value.encode("latin-1")) for name, value in headers.items())]
         self._generation = generation
         self._writer = writer
+        self._begun = False
+        self._keep_alive_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         generation = self._generation
+        context: ServerContext = scope["app"].state.context
+        api = context.llm.config.api
+        self._keep_alive_s = api.keep_alive_s
+        generation.bound_mailbox(api.stream_buffer_bytes)
         try:
             async with DisconnectWatch(receive, generation.cancel):
-                batch = await generation.next_batch()
-                if not batch:
-                    return  # the client left before there was anything to send
-                await send({"type": "http.response.start", "status": 200, "headers": self._start})
-                await self._send_batches(batch, send)
+                while batch := await self._next_batch(send):
+                    await self._begin(send)
+                    if data := self._writer.deltas(batch):
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                if self._begun:
+                    last = b"" if generation.cancelled else self._writer.end() + DONE
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
         except FrontendError as error:
-            failure = from_frontend(error)
-            response = Response(failure.content(), failure.status, failure.headers, media_type="application/json")
-            await response(scope, receive, send)
+            if isinstance(error, ReaderTooSlow):
+                context.metrics.stream_cut("buffer")
+            await self._fail(from_frontend(error), scope, receive, send)
         finally:
             generation.cancel()
 
-    async def _send_batches(self, batch: list[Delta], send: Send) -> None:
-        generation, writer = self._generation, self._writer
-        try:
-            while batch:
-                data = writer.deltas(batch)
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-                batch = await generation.next_batch()
-            last = b"" if generation.cancelled else writer.end() + DONE
-        except FrontendError as error:
-            last = event(from_frontend(error).content()) + DONE
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+    async def _next_batch(self, send: Send) -> list[Delta]:
+        """What ``Generation.next_batch`` returns; meanwhile the client is told that all is well."""
+        while not await self._generation.arrived(self._keep_alive_s):
+            await self._begin(send)
+            await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        return await self._generation.next_batch()
+
+    async def _begin(self, send: Send) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self._start})
+
+    async def _fail(self, failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._begun:
+            last = event(failure.content()) + DONE
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        else:
+            response = Response(failure.content(), failure.status, failure.headers, media_type="application/json")
+            await response(scope, receive, send)
 
 
 class EventSource(Response):

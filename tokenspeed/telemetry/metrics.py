@@ -24,6 +24,11 @@ from tokenspeed.telemetry.logs import DROPS
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
+MAX_KEY_NAMES = 100
+"""So many names of keys have series of their own."""
+
+_TOKENS = (0, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
+
 ENGINE_COUNTERS = {
     "rounds": "Rounds of the event loop",
     "steps": "Steps of the device",
@@ -52,6 +57,9 @@ ENGINE_COUNTERS = {
 
 METRIC_NAMES = (
     "tokenspeed_http_requests_total",
+    "tokenspeed_key_requests_total",
+    "tokenspeed_requests_refused_total",
+    "tokenspeed_streams_cut_total",
     "tokenspeed_ignored_fields_total",
     "tokenspeed_choices_started_total",
     "tokenspeed_choices_finished_total",
@@ -61,6 +69,10 @@ METRIC_NAMES = (
     "tokenspeed_time_to_first_token_seconds",
     "tokenspeed_inter_token_seconds",
     "tokenspeed_choice_seconds",
+    "tokenspeed_queue_seconds",
+    "tokenspeed_prompt_length_tokens",
+    "tokenspeed_cached_length_tokens",
+    "tokenspeed_output_length_tokens",
     "tokenspeed_open_choices",
     "tokenspeed_engine_ready",
     "tokenspeed_engine_lost_total",
@@ -101,6 +113,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._http = self._counter("http_requests", "HTTP requests answered", "method", "path", "status")
+        self._by_key = self._counter("key_requests", "HTTP requests answered, by the API key's name", "key", "status")
+        self._key_names: set[str] = set()
+        self._refused = self._counter("requests_refused", "Requests refused before they made work", "reason")
+        self._cut = self._counter("streams_cut", "Answers cut because their reader was too slow", "reason")
         self._ignored = self._counter("ignored_fields", "Request fields accepted without effect", "field")
         self._started = self._counter("choices_started", "Choices handed to the engine")
         self._finished = self._counter("choices_finished", "Choices ended, by reason", "reason")
@@ -112,6 +128,14 @@ class Metrics:
         )
         self._between = self._histogram("inter_token_seconds", "Between the tokens of a choice", _SHORT_S)
         self._whole = self._histogram("choice_seconds", "From submission to the end of a choice", _LONG_S)
+        self._queue = self._histogram(
+            "queue_seconds", "From the engine's receipt of a choice to its first step", _LONG_S
+        )
+        self._prompt_length = self._histogram("prompt_length_tokens", "Tokens of a prompt", _TOKENS)
+        self._cached_length = self._histogram(
+            "cached_length_tokens", "Prompt tokens of a choice that came from the prefix cache", _TOKENS
+        )
+        self._output_length = self._histogram("output_length_tokens", "Tokens of a choice", _TOKENS)
         self.registry.register(_EngineCollector(read_engine))
         ProcessCollector(namespace="tokenspeed", registry=self.registry)
 
@@ -131,6 +155,21 @@ class Metrics:
         """``path`` is the route's own path, not the client's, so that the number of label values stays small."""
         self._http.labels(method, path, str(status)).inc()
 
+    def key_request(self, name: str, status: int) -> None:
+        """``name`` of a key; after MAX_KEY_NAMES of them, which rotation may bring, all others count as one."""
+        if name not in self._key_names and len(self._key_names) >= MAX_KEY_NAMES:
+            name = "other"
+        self._key_names.add(name)
+        self._by_key.labels(name, str(status)).inc()
+
+    def refused(self, reason: str) -> None:
+        """``reason`` is an error code, of which there are few."""
+        self._refused.labels(reason).inc()
+
+    def stream_cut(self, reason: str) -> None:
+        """``reason`` is "stalled" (took nothing for long) or "buffer" (too much waited)."""
+        self._cut.labels(reason).inc()
+
     def fields_ignored(self, names: Iterable[str]) -> None:
         for name in names:
             self._ignored.labels(name).inc()
@@ -140,17 +179,23 @@ class Metrics:
     def submitted(self, choices: int, prompt_tokens: int) -> None:
         self._started.inc(choices)
         self._prompt.inc(prompt_tokens)
+        self._prompt_length.observe(prompt_tokens)
 
     def first_token(self, waited: float, cached_tokens: int) -> None:
         self._first_token.observe(waited)
         self._cached.inc(cached_tokens)
+        self._cached_length.observe(cached_tokens)
 
     def tokens(self, count: int, since_last: float | None) -> None:
         self._generated.inc(count)
         if since_last is not None:
             self._between.observe(since_last / count)
 
-    def finished(self, reason: str, took: float) -> None:
+    def queued(self, seconds: float) -> None:
+        self._queue.observe(seconds)
+
+    def finished(self, reason: str, took: float, tokens: int) -> None:
+        self._output_length.observe(tokens)
         self._finished.labels(reason).inc()
         self._whole.observe(took)
 

@@ -1,9 +1,12 @@
 """What must never be read in a log or a bundle: keys, tokens, passwords. They are blanked wherever text leaves."""
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from tokenspeed.telemetry.api_keys import ApiKeyError, keys_of_environment, read_key_file
 
 BLANK = "***"
 
@@ -49,8 +52,14 @@ def hub_token_files(environment: Mapping[str, str]) -> list[Path]:
 
 def known_secrets(api_key_file: str = "") -> set[str]:
     """Returns every secret this process can come to know of: its environment, the hub's token, the API's keys."""
-    files: list[str | Path] = [*hub_token_files(os.environ), *filter(None, [api_key_file])]
-    return secret_values(os.environ, files)
+    found = secret_values(os.environ, hub_token_files(os.environ))
+    with contextlib.suppress(ApiKeyError):
+        found |= {key.key for key in keys_of_environment(os.environ) if len(key.key) >= _SHORTEST}
+    if api_key_file:
+        found |= secret_values({}, [api_key_file])  # whole lines too, where a line is no entry
+        with contextlib.suppress(ApiKeyError):
+            found |= {key.key for key in read_key_file(api_key_file) if len(key.key) >= _SHORTEST}
+    return found
 
 
 class Redactor:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenspeed.telemetry.api_keys import ApiKeyError, read_key_file
 from tokenspeed_tui.controls import DEFAULT_INTERVAL, Controls
 from tokenspeed_tui.observation import Source
 from tokenspeed_tui.recording import Recorder, RecordingError, ReplaySource, read_recording
@@ -103,17 +104,13 @@ def _feed(arguments: argparse.Namespace) -> Feed:
 
 
 def _api_key(path: Path | None) -> str | None:
-    """The first key of a file like the server's own: one key a line, empty lines and those with # are skipped."""
+    """The first key of a file like the server's own."""
     if path is None:
         return None
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the key file {path} cannot be read: {error}") from error
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:
-        raise UsageError(f"the key file {path} holds no key; write one on a line of its own")
-    return keys[0]
+        return read_key_file(path)[0].key
+    except ApiKeyError as error:
+        raise UsageError(str(error)) from error
 
 
 def _recorder(path: Path) -> Recorder:

@@ -35,10 +35,11 @@ Event event_of(nb::handle object) {
     if (nb::isinstance<Abort>(object)) return nb::cast<const Abort&>(object);
     if (nb::isinstance<OperationDone>(object)) return nb::cast<const OperationDone&>(object);
     if (nb::isinstance<Tick>(object)) return nb::cast<const Tick&>(object);
+    if (nb::isinstance<ForgetCache>(object)) return ForgetCache{};
     if (nb::isinstance<Bootstrapped>(object)) return nb::cast<const Bootstrapped&>(object);
     if (nb::isinstance<RemotePrefillDone>(object)) return nb::cast<const RemotePrefillDone&>(object);
     throw nb::type_error(
-        ("an event is a ForwardResult, Finish, Abort, OperationDone, Tick, Bootstrapped or RemotePrefillDone, not " + std::string(nb::repr(object).c_str())).c_str());
+        ("an event is a ForwardResult, Finish, Abort, OperationDone, Tick, ForgetCache, Bootstrapped or RemotePrefillDone, not " + std::string(nb::repr(object).c_str())).c_str());
 }
 
 void advance(Scheduler& scheduler, nb::sequence events) {
@@ -105,6 +106,8 @@ void bind_scheduler(nb::module_& module) {
     nb::class_<Tick>(module, "Tick", "The time, in ticks of the caller's choice.")
         .def(nb::init<std::int64_t>(), "now"_a)
         .def_ro("now", &Tick::now);
+    nb::class_<ForgetCache>(module, "ForgetCache", "Prefixes that nobody holds are not to be hit any more.")
+        .def(nb::init<>());
     nb::class_<Bootstrapped>(module, "Bootstrapped", "The handshake with the peer is done.")
         .def(nb::init<std::int32_t>(), "handle"_a)
         .def_ro("handle", &Bootstrapped::handle);

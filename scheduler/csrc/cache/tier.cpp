@@ -264,6 +264,17 @@ void Tier::evict(int group, BlockId id) {
     refresh_hole(own, index_of_parent);
 }
 
+void Tier::forget_cached() {
+    const std::int64_t evictions = evictions_;
+    for (int group = 0; group < num_groups(); ++group) {
+        const auto blocks = static_cast<BlockId>(groups_[index(group)].meta.size());
+        for (BlockId id = 0; id < blocks; ++id) {
+            if (is_cached(group, id)) evict(group, id);
+        }
+    }
+    evictions_ = evictions;
+}
+
 void Tier::link_idle(int parent, std::int64_t stamp) noexcept {
     Parent& own = parents_[static_cast<std::size_t>(parent)];
     own.stamp = stamp;

@@ -83,6 +83,9 @@ public:
     // Makes the content of a held block known. Returns the canonical block of that content: `id`, or the one before it.
     BlockId publish(int group, BlockId id, const BlockKey& key);
 
+    // Forgets the content of every block that nobody holds: all cached blocks become free. No eviction: nothing gave way.
+    void forget_cached();
+
     std::int64_t total(int group) const {
         return static_cast<std::int64_t>(pool_.num_parents()) * groups_[index(group)].children;
     }

@@ -98,6 +98,10 @@ public:
     const GroupShape& shape(std::size_t group) const { return shapes_[group]; }
     const cache::Tier& device() const { return device_; }
     cache::Tier* host() { return host_.get(); }
+    void forget_cached() {
+        device_.forget_cached();
+        if (host_ != nullptr) host_->forget_cached();
+    }
     const cache::Tier* host() const { return host_.get(); }
     const cache::RowPool& rows() const { return rows_; }
     std::int64_t publications() const { return publications_; }

@@ -33,6 +33,9 @@ struct Tick {
     std::int64_t now = 0;
 };
 
+// Prefixes that nobody holds are not to be hit any more, on the device and on the host.
+struct ForgetCache {};
+
 // The handshake with the peer is done.
 struct Bootstrapped {
     std::int32_t handle = 0;
@@ -44,6 +47,6 @@ struct RemotePrefillDone {
     std::int32_t first_token = -1;
 };
 
-using Event = std::variant<ForwardResult, Finish, Abort, OperationDone, Tick, Bootstrapped, RemotePrefillDone>;
+using Event = std::variant<ForwardResult, Finish, Abort, OperationDone, Tick, ForgetCache, Bootstrapped, RemotePrefillDone>;
 
 }  // namespace tokenspeed

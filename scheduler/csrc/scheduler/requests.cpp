@@ -138,6 +138,8 @@ void Scheduler::advance(const std::vector<Event>& events) {
             end<fsm::AbortEvent>(abort->handle);
         } else if (const auto* tick = std::get_if<Tick>(&event)) {
             now_ = std::max(now_, tick->now);
+        } else if (std::holds_alternative<ForgetCache>(event)) {
+            capacity_.forget_cached();
         } else if (const auto* bootstrapped = std::get_if<Bootstrapped>(&event)) {
             const auto found = requests_.find(bootstrapped->handle);
             if (found != requests_.end() && found->second->life.is<StateId::Bootstrapping>()) {

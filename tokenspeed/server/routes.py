@@ -1,0 +1,92 @@
+"""How routes and error answers are put into an application; the public one and the administration share it."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenspeed.server.body import ClientGone
+from tokenspeed.server.errors import SERVER_ERROR, ApiError
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+STATUS_CLIENT_GONE = 499
+
+
+def add_get(app: FastAPI, path: str, endpoint: Endpoint) -> None:
+    """Adds a route without a body."""
+    app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+
+
+def add_post(app: FastAPI, path: str, endpoint: Endpoint, body: type[msgspec.Struct], *, required: bool = True) -> None:
+    """Adds a route that reads its own body; the schema is written into the OpenAPI page by hand for that reason."""
+    schema: dict[str, Any] = msgspec.json.schema(body, ref_template="#/components/schemas/{name}")
+    definitions = schema.pop("$defs", {})
+    content = {"application/json": {"schema": _inlined(schema, definitions)}}
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        response_model=None,
+        openapi_extra={"requestBody": {"required": required, "content": content}},
+    )
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Returns ``schema`` with its references replaced by what they refer to."""
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Has every error answered in the API's shape."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientGone, _client_gone)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _answer(error: ApiError) -> Response:
+    return Response(error.content(), error.status, error.headers, media_type="application/json")
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    if error.status in (429, 504):
+        request.app.state.context.metrics.refused(str(error.body.error.code))
+    return _answer(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the router itself answers: no such path, or a path that does not know the method."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        path = request.url.path
+        hint = "; the path has a double slash: does the base URL end in one?" if "//" in path else ""
+        return _answer(ApiError(404, f"there is nothing at {path}{hint}", code="not_found"))
+    if error.status_code == 405:
+        allowed = headers.get("Allow") or headers.get("allow", "")
+        text = f"{request.url.path} does not take {request.method}; it takes {allowed}"
+        return _answer(ApiError(405, text, code="method_not_allowed", headers=headers))
+    return _answer(ApiError(error.status_code, str(error.detail), headers=headers))
+
+
+async def _client_gone(_request: Request, _error: Exception) -> Response:
+    """Nobody reads this; it is for the count."""
+    return Response(status_code=STATUS_CLIENT_GONE)
+
+
+async def _unexpected(_request: Request, _error: Exception) -> Response:
+    """An error of ours. The server logs it; the client learns that it was not its fault."""
+    message = "the server failed on this request; its log has the details"
+    return _answer(ApiError(500, message, code="internal_error", kind=SERVER_ERROR))
