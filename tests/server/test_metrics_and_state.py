@@ -5,13 +5,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import MODEL, Stack, say, snapshot
 
 from tokenspeed.messages.snapshot import STATES
-from tokenspeed.server.fields import HARMLESS, REFUSED, WITHOUT_EFFECT
+from tokenspeed.server.anthropic import requests as anthropic_requests
+from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from tokenspeed.server.fields import HARMLESS, REFUSED, WITHOUT_EFFECT, FieldRules
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenspeed.telemetry.metrics import METRIC_NAMES
+
+DOORS = [
+    ("Anthropic's messages", (MessagesRequest, CountTokensRequest), anthropic_requests.RULES),
+]
+"""The doors with tables of their own: the heading of their section, their bodies, and what becomes of other fields."""
 
 API_PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
@@ -145,6 +154,19 @@ def test_the_page_lists_every_field() -> None:
     assert missing == []
     assert set(HARMLESS) <= set(REFUSED)
     assert not (set(REFUSED) & set(WITHOUT_EFFECT)) and not (supported & set(WITHOUT_EFFECT))
+
+
+@pytest.mark.parametrize(("heading", "bodies", "rules"), DOORS)
+def test_the_page_lists_every_field_of_other_doors(
+    heading: str, bodies: tuple[type[msgspec.Struct], ...], rules: FieldRules
+) -> None:
+    section = API_PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    supported = {name for body in bodies for name in body.__struct_fields__}
+    known = supported | set(rules.without_effect) | set(rules.refused)
+    assert [name for name in sorted(known) if f"`{name}`" not in section] == []
+    assert set(rules.harmless) <= set(rules.refused)
+    assert not set(rules.refused) & set(rules.without_effect)
+    assert not supported & (set(rules.without_effect) | set(rules.refused))
 
 
 async def test_the_page_lists_every_route(client: httpx.AsyncClient) -> None:

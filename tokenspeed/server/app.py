@@ -8,6 +8,8 @@ from fastapi import FastAPI
 
 from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.server import chat, completions, configuration, info, models, probes, state, tokenize
+from tokenspeed.server.anthropic import routes as anthropic
+from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tokenspeed.server.context import ServerContext
 from tokenspeed.server.keys import KeyRing
 from tokenspeed.server.middleware import ApiMiddleware
@@ -76,6 +78,8 @@ def _add_routes(app: FastAPI) -> None:
     _post(app, "/v1/completions", completions.completions, CompletionRequest)
     _post(app, "/tokenize", tokenize.tokenize, TokenizeRequest)
     _post(app, "/detokenize", tokenize.detokenize, DetokenizeRequest)
+    _post(app, "/v1/messages", anthropic.messages, MessagesRequest)
+    _post(app, "/v1/messages/count_tokens", anthropic.count_tokens, CountTokensRequest)
     gets: list[tuple[str, Endpoint]] = [
         ("/v1/models", models.list_models),
         ("/v1/models/{model:path}", models.show_model),

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from tokenspeed.server.errors import TIMEOUT, ApiError
-from tokenspeed.server.fields import check_fields
+from tokenspeed.server.fields import COMPLETION_RULES, FieldRules, check_fields
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -28,7 +28,12 @@ class ClientGone(Exception):
 
 
 async def read_json(
-    request: Request, kind: type[_Body], limit: int, *, optional: bool = False
+    request: Request,
+    kind: type[_Body],
+    limit: int,
+    *,
+    optional: bool = False,
+    rules: FieldRules = COMPLETION_RULES,
 ) -> tuple[_Body, list[str]]:
     """Returns the body as ``kind``, and the names of its fields that are accepted without effect.
 
@@ -37,6 +42,7 @@ async def read_json(
         kind: a struct whose fields are the supported ones.
         limit: the most bytes of a body.
         optional: an empty body stands for an object without fields.
+        rules: what becomes of other fields.
 
     Raises:
         ApiError: 413, 415 or 400, naming the field where there is one.
@@ -46,10 +52,10 @@ async def read_json(
     data = await _read(request, limit) or (b"{}" if optional else b"")
     try:
         raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        ignored = check_fields(raw, kind.__struct_fields__)
+        ignored = check_fields(raw, kind.__struct_fields__, rules)
         return msgspec.json.decode(data, type=kind), ignored
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from error
+        raise invalid_value(str(error)) from error
     except (msgspec.DecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
 
@@ -105,11 +111,11 @@ async def _pieces(request: Request, limit: int, expected: int) -> tuple[list[byt
     return pieces, size
 
 
-def _invalid(text: str) -> ApiError:
-    """The error for a value of a wrong type or outside its range."""
+def invalid_value(text: str, under: str = "") -> ApiError:
+    """The error for a value of a wrong type or outside its range, in msgspec's words; ``under`` is where it stood."""
     matched = _PATH.match(text)
     what, path = (matched["what"], matched["path"] or "") if matched else (text, "")
-    param = path.lstrip(".")
+    param = f"{under}{path}".lstrip(".")
     unknown = _UNKNOWN.search(text)
     if unknown is not None:
         # only parts of a body forbid unknown fields in the schema; the body's own went through check_fields

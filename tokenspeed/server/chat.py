@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenspeed.frontend.chat_prompt import ChatPrompt
 from tokenspeed.frontend.collect import ChoiceResult, collect
 from tokenspeed.frontend.errors import FrontendError
 from tokenspeed.frontend.generation import Generation
@@ -29,7 +30,7 @@ from tokenspeed.server.responses import (
     UsageBody,
 )
 from tokenspeed.server.sampling import generation_request
-from tokenspeed.server.stream import DisconnectWatch, GenerationStream, event
+from tokenspeed.server.stream import ChunkWriter, DisconnectWatch, GenerationStream, event
 from tokenspeed.server.thinking import thinking_variables
 from tokenspeed.server.timings import timings_of
 from tokenspeed.server.tools import offered_tools
@@ -44,7 +45,7 @@ async def chat_completions(request: Request) -> Response:
     request_id = request_id_of(request)
     headers = {"x-request-id": request_id}
     try:
-        generation = await _start(context, body, request_id)
+        generation = await start(context, body, request_id)
         name = f"chatcmpl-{request_id}"
         if body.stream:
             return GenerationStream(generation, ChatChunkWriter(context.llm.tokenizer, body, generation, name), headers)
@@ -54,7 +55,8 @@ async def chat_completions(request: Request) -> Response:
         raise from_frontend(error) from error
 
 
-async def _start(context: ServerContext, body: ChatRequest, request_id: str) -> Generation:
+async def prompt_of(context: ServerContext, body: ChatRequest) -> tuple[ChatPrompt, Parsing]:
+    """Returns the conversation as the model reads it, and what is to be told apart in the answer."""
     formats = context.llm.config.formats
     tools = offered_tools(body.tools, body.tool_choice, tool_format=formats.tools)
     thinking = thinking_variables(
@@ -74,6 +76,12 @@ async def _start(context: ServerContext, body: ChatRequest, request_id: str) -> 
         separate=body.separate_reasoning is not False,
         prompt_end=prompt.end,
     )
+    return prompt, parsing
+
+
+async def start(context: ServerContext, body: ChatRequest, request_id: str) -> Generation:
+    """Has the answer to a conversation generated; the other doors' conversations come here too."""
+    prompt, parsing = await prompt_of(context, body)
     return await context.llm.start(
         [
             generation_request(
@@ -150,7 +158,7 @@ def _choice(tokenizer: Tokenizer, body: ChatRequest, result: ChoiceResult) -> Ch
     )
 
 
-class ChatChunkWriter:
+class ChatChunkWriter(ChunkWriter):
     """Writes the chunks of one chat stream: the role once a choice, then its parts, then the reason it ended.
 
     Log-probabilities are those of the tokens as they were generated, whatever they became; they stand in the first

@@ -26,7 +26,7 @@ from tokenspeed.server.responses import (
     UsageBody,
 )
 from tokenspeed.server.sampling import generation_request
-from tokenspeed.server.stream import DisconnectWatch, GenerationStream, event
+from tokenspeed.server.stream import ChunkWriter, DisconnectWatch, GenerationStream, event
 from tokenspeed.server.timings import timings_of
 
 
@@ -160,7 +160,7 @@ def _choice(
     )
 
 
-class CompletionChunkWriter:
+class CompletionChunkWriter(ChunkWriter):
     """Writes the chunks of one stream of plain completions."""
 
     def __init__(

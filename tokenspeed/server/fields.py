@@ -4,7 +4,8 @@ docs/api.md lists them for users; a test holds page and tables equal.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -65,7 +66,21 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 """Values of refused fields that ask for what happens anyway."""
 
 
-def check_fields(raw: dict[str, msgspec.Raw], supported: Iterable[str]) -> list[str]:
+@dataclass(frozen=True)
+class FieldRules:
+    """What becomes of the fields of one door's requests that are not supported: the three tables above, by door."""
+
+    without_effect: Mapping[str, str]
+    refused: Mapping[str, str]
+    harmless: Mapping[str, tuple[Any, ...]]
+
+
+COMPLETION_RULES = FieldRules(WITHOUT_EFFECT, REFUSED, HARMLESS)
+
+
+def check_fields(
+    raw: Mapping[str, msgspec.Raw], supported: Iterable[str], rules: FieldRules = COMPLETION_RULES
+) -> list[str]:
     """Returns the fields of a request body that are accepted without effect.
 
     A null is as good as an absent field. Raises ApiError (400) naming the first field that is refused or unknown.
@@ -75,13 +90,15 @@ def check_fields(raw: dict[str, msgspec.Raw], supported: Iterable[str]) -> list[
     for name, value in raw.items():
         if name in known or bytes(value) == b"null":
             continue
-        if name in WITHOUT_EFFECT:
+        if name in rules.without_effect:
             ignored.append(name)
-        elif name in REFUSED:
-            if msgspec.json.decode(value) not in HARMLESS.get(name, ()):
-                raise ApiError(400, f"{name} is not supported: {REFUSED[name]}", code="unsupported_field", param=name)
+        elif name in rules.refused:
+            if msgspec.json.decode(value) not in rules.harmless.get(name, ()):
+                raise ApiError(
+                    400, f"{name} is not supported: {rules.refused[name]}", code="unsupported_field", param=name
+                )
         else:
-            near = difflib.get_close_matches(name, [*known, *WITHOUT_EFFECT, *REFUSED], n=1)
+            near = difflib.get_close_matches(name, [*known, *rules.without_effect, *rules.refused], n=1)
             hint = f"; did you mean {near[0]}?" if near else "; docs/api.md lists the fields"
             raise ApiError(400, f"{name} is not a field of this request{hint}", code="unknown_field", param=name)
     return ignored

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.server import deadline, timings
+from tokenspeed.server.error_shapes import error_response
 from tokenspeed.server.errors import AUTHENTICATION, PERMISSION, RATE_LIMIT, ApiError
 from tokenspeed.server.keys import KeyRing
 from tokenspeed.server.rates import Allowances
@@ -119,8 +119,7 @@ class ApiMiddleware:
 
     async def _refuse(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         self._metrics.refused(error.body.error.code or "none")
-        answer = Response(error.content(), error.status, error.headers, media_type="application/json")
-        await answer(scope, receive, send)
+        await error_response(error, scope["path"])(scope, receive, send)
 
 
 def _no_key() -> ApiError:

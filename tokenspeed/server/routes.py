@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.server.body import ClientGone
+from tokenspeed.server.error_shapes import error_response
 from tokenspeed.server.errors import SERVER_ERROR, ApiError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -55,15 +56,15 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
-def _answer(error: ApiError) -> Response:
-    return Response(error.content(), error.status, error.headers, media_type="application/json")
+def _answer(error: ApiError, request: Request) -> Response:
+    return error_response(error, request.url.path)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     if error.status in (429, 504):
         request.app.state.context.metrics.refused(str(error.body.error.code))
-    return _answer(error)
+    return _answer(error, request)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -73,12 +74,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         path = request.url.path
         hint = "; the path has a double slash: does the base URL end in one?" if "//" in path else ""
-        return _answer(ApiError(404, f"there is nothing at {path}{hint}", code="not_found"))
+        return _answer(ApiError(404, f"there is nothing at {path}{hint}", code="not_found"), request)
     if error.status_code == 405:
         allowed = headers.get("Allow") or headers.get("allow", "")
         text = f"{request.url.path} does not take {request.method}; it takes {allowed}"
-        return _answer(ApiError(405, text, code="method_not_allowed", headers=headers))
-    return _answer(ApiError(error.status_code, str(error.detail), headers=headers))
+        return _answer(ApiError(405, text, code="method_not_allowed", headers=headers), request)
+    return _answer(ApiError(error.status_code, str(error.detail), headers=headers), request)
 
 
 async def _client_gone(_request: Request, _error: Exception) -> Response:
@@ -86,7 +87,7 @@ async def _client_gone(_request: Request, _error: Exception) -> Response:
     return Response(status_code=STATUS_CLIENT_GONE)
 
 
-async def _unexpected(_request: Request, _error: Exception) -> Response:
+async def _unexpected(request: Request, _error: Exception) -> Response:
     """An error of ours. The server logs it; the client learns that it was not its fault."""
     message = "the server failed on this request; its log has the details"
-    return _answer(ApiError(500, message, code="internal_error", kind=SERVER_ERROR))
+    return _answer(ApiError(500, message, code="internal_error", kind=SERVER_ERROR), request)

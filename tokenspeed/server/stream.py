@@ -31,6 +31,11 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def named_event(name: str, data: bytes) -> bytes:
+    """Returns one server-sent event with a name, which some clients go by."""
+    return b"event: " + name.encode() + b"\n" + event(data)
+
+
 class ChunkWriter(Protocol):
     """Turns deltas into events; one writer serves one stream."""
 
@@ -41,6 +46,15 @@ class ChunkWriter(Protocol):
     def end(self) -> bytes:
         """Returns what follows the last choice's end: the usage, if it was asked for."""
         ...
+
+    def failed(self, error: ApiError) -> bytes:
+        """Returns the event for what went wrong in mid-stream."""
+        return event(error.content())
+
+    @property
+    def done(self) -> bytes:
+        """What ends every stream, also a failed one."""
+        return DONE
 
 
 class DisconnectWatch:
@@ -70,8 +84,8 @@ class GenerationStream(Response):
 
     The status line waits for the first chunk, so that what fails before it is answered with its own status; what fails
     later becomes an error event. A first chunk that takes longer than the keep-alive interval is not waited for: from
-    then on comments keep the connection alive, here and wherever nothing comes for so long. The stream ends with [DONE]
-    either way. A client that leaves cancels the generation, one that reads too slowly fails it.
+    then on comments keep the connection alive, here and wherever nothing comes for so long. The stream ends as
+    the writer says, either way. A client that leaves cancels the generation, one that reads too slowly fails it.
     """
 
     def __init__(self, generation: Generation, writer: ChunkWriter, headers: dict[str, str]) -> None:
@@ -95,12 +109,15 @@ class GenerationStream(Response):
                     if data := self._writer.deltas(batch):
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                 if self._begun:
-                    last = b"" if generation.cancelled else self._writer.end() + DONE
+                    last = b"" if generation.cancelled else self._writer.end() + self._writer.done
                     await send({"type": "http.response.body", "body": last, "more_body": False})
         except FrontendError as error:
             if isinstance(error, ReaderTooSlow):
                 context.metrics.stream_cut("buffer")
-            await self._fail(from_frontend(error), scope, receive, send)
+            if not self._begun:
+                raise from_frontend(error) from error  # answered like any other error
+            last = self._writer.failed(from_frontend(error)) + self._writer.done
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             generation.cancel()
 
@@ -115,14 +132,6 @@ class GenerationStream(Response):
         if not self._begun:
             self._begun = True
             await send({"type": "http.response.start", "status": 200, "headers": self._start})
-
-    async def _fail(self, failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._begun:
-            last = event(failure.content()) + DONE
-            await send({"type": "http.response.body", "body": last, "more_body": False})
-        else:
-            response = Response(failure.content(), failure.status, failure.headers, media_type="application/json")
-            await response(scope, receive, send)
 
 
 class EventSource(Response):
