@@ -117,7 +117,7 @@ def joined(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return blocks
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     family=st.sampled_from(sorted(FAMILIES)),
     each=st.integers(1, 40),

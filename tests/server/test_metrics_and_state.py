@@ -15,9 +15,12 @@ from tokenspeed.server.anthropic import requests as anthropic_requests
 from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tokenspeed.server.fields import HARMLESS, REFUSED, WITHOUT_EFFECT, FieldRules
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tokenspeed.server.responses_api import requests as responses_requests
+from tokenspeed.server.responses_api.requests import ResponsesRequest
 from tokenspeed.telemetry.metrics import METRIC_NAMES
 
 DOORS = [
+    ("Responses", (ResponsesRequest,), responses_requests.RULES),
     ("Anthropic's messages", (MessagesRequest, CountTokensRequest), anthropic_requests.RULES),
 ]
 """The doors with tables of their own: the heading of their section, their bodies, and what becomes of other fields."""

@@ -12,6 +12,7 @@ from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.server.errors import ApiError
 from tokenspeed.server.keys import KeyRing
 from tokenspeed.server.rates import Allowances
+from tokenspeed.server.responses_api.store import ResponseStore
 from tokenspeed.server.tracing import Tracing
 from tokenspeed.telemetry import logs
 from tokenspeed.telemetry.metrics import Metrics
@@ -29,6 +30,7 @@ class ServerContext:
     keys: KeyRing
     allowances: Allowances
     tracing: Tracing | None = None
+    responses: ResponseStore = field(default_factory=ResponseStore)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     @property

@@ -1,0 +1,135 @@
+"""POST /v1/responses, and what became of earlier ones: GET and DELETE /v1/responses/{id}, GET …/input_items."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenspeed.frontend.collect import collect
+from tokenspeed.frontend.generation import Generation
+from tokenspeed.server import chat
+from tokenspeed.server.body import read_json
+from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
+from tokenspeed.server.errors import ApiError
+from tokenspeed.server.responses_api.answers import Deleted, ItemList, ResponseBody
+from tokenspeed.server.responses_api.draft import Draft
+from tokenspeed.server.responses_api.events import ResponseWriter
+from tokenspeed.server.responses_api.items import read_items
+from tokenspeed.server.responses_api.requests import RULES, ResponsesRequest
+from tokenspeed.server.responses_api.store import StoredResponse
+from tokenspeed.server.responses_api.translate import chat_fields, own_names
+from tokenspeed.server.segments import SegmentReader
+from tokenspeed.server.stream import DisconnectWatch, GenerationStream
+from tokenspeed.server.turns import chat_request
+
+MOST_LISTED = 100
+
+
+async def create(request: Request) -> Response:
+    """Goes on with a conversation, streamed or not."""
+    context = context_of(request)
+    body, ignored = await read_json(request, ResponsesRequest, context.max_body_bytes, rules=RULES)
+    context.check_model(body.model)
+    request_id = request_id_of(request)
+    headers = {"x-request-id": request_id}
+    items = read_items(body.input, ignored)
+    history = [*_earlier(context, body.previous_response_id), *items]
+    with own_names():
+        asked = chat_request(chat_fields(body, history, ignored))
+        context.metrics.fields_ignored(dict.fromkeys(ignored))
+        generation = await chat.start(context, asked, request_id)
+    defaults = context.llm.config.api.default_sampling
+    draft = Draft(body, context.responses, input_items=items, history=history, defaults=defaults)
+    if body.stream:
+        return GenerationStream(generation, ResponseWriter(draft, generation), headers)
+    with own_names():
+        async with DisconnectWatch(request.receive, generation.cancel):
+            return json_response(await _whole(draft, generation), headers=headers)
+
+
+async def retrieve(request: Request) -> Response:
+    """An earlier response, as it was answered."""
+    if request.query_params.get("stream") == "true":
+        raise ApiError(
+            400,
+            "stream is not supported: an answer is streamed to the request that asks for it",
+            code="unsupported_field",
+            param="stream",
+        )
+    return Response(_stored(request).response, media_type="application/json")
+
+
+async def delete(request: Request) -> Response:
+    """Forgets an earlier response; those that went on from it stay whole."""
+    _stored(request)
+    name = request.path_params["response_id"]
+    context_of(request).responses.delete(name)
+    return json_response(Deleted(id=name))
+
+
+async def input_items(request: Request) -> Response:
+    """The items that an earlier response was asked with, the newest first unless ``order=asc``."""
+    items: list[dict[str, Any]] = msgspec.json.decode(_stored(request).input_items)
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise ApiError(400, f"order is {order!r}; it must be asc or desc", code="invalid_value", param="order")
+    if order == "desc":
+        items.reverse()
+    after = request.query_params.get("after")
+    if after is not None:
+        at = next((at for at, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise ApiError(400, f"after is {after!r}, which is no item of it", code="invalid_value", param="after")
+        items = items[at + 1 :]
+    limit = _limit(request.query_params.get("limit", "20"))
+    shown = items[:limit]
+    return json_response(
+        ItemList(
+            data=shown,
+            first_id=shown[0]["id"] if shown else None,
+            last_id=shown[-1]["id"] if shown else None,
+            has_more=len(items) > limit,
+        )
+    )
+
+
+def _limit(given: str) -> int:
+    if not (given.isascii() and given.isdigit() and 1 <= int(given) <= MOST_LISTED):
+        text = f"limit is {given!r}; it must be 1 to {MOST_LISTED}"
+        raise ApiError(400, text, code="invalid_value", param="limit")
+    return int(given)
+
+
+def _stored(request: Request) -> StoredResponse:
+    name = request.path_params["response_id"]
+    stored = context_of(request).responses.get(name)
+    if stored is None:
+        raise ApiError(404, _gone(name), code="not_found", param="response_id")
+    return stored
+
+
+def _earlier(context: ServerContext, name: str | None) -> list[dict[str, Any]]:
+    """The conversation that a request goes on from."""
+    if name is None:
+        return []
+    stored = context.responses.get(name)
+    if stored is None:
+        raise ApiError(400, _gone(name), code="previous_response_not_found", param="previous_response_id")
+    items: list[dict[str, Any]] = msgspec.json.decode(stored.history)
+    return items
+
+
+def _gone(name: str) -> str:
+    return (
+        f"there is no response {name!r}: it was never kept (store: false), was deleted, or was dropped for newer ones; "
+        "send the conversation as input"
+    )
+
+
+async def _whole(draft: Draft, generation: Generation) -> ResponseBody:
+    (result,) = await collect(generation)
+    reader = SegmentReader(generation)
+    reader.take(result.as_delta())
+    draft.end(reader, result.finish_reason, generation)
+    return draft.body
