@@ -14,6 +14,8 @@ from tokenspeed.messages.snapshot import STATES
 from tokenspeed.server.anthropic import requests as anthropic_requests
 from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tokenspeed.server.fields import HARMLESS, REFUSED, WITHOUT_EFFECT, FieldRules
+from tokenspeed.server.generate_api import requests as generate_requests
+from tokenspeed.server.generate_api.requests import GenerateRequest
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenspeed.server.responses_api import requests as responses_requests
 from tokenspeed.server.responses_api.requests import ResponsesRequest
@@ -21,6 +23,8 @@ from tokenspeed.telemetry.metrics import METRIC_NAMES
 
 DOORS = [
     ("Responses", (ResponsesRequest,), responses_requests.RULES),
+    ("SGLang's generate", (GenerateRequest,), generate_requests.RULES),
+    ("SGLang's generate", (), generate_requests.SAMPLING_RULES),
     ("Anthropic's messages", (MessagesRequest, CountTokensRequest), anthropic_requests.RULES),
 ]
 """The doors with tables of their own: the heading of their section, their bodies, and what becomes of other fields."""
@@ -166,6 +170,7 @@ def test_the_page_lists_every_field_of_other_doors(
     section = API_PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     supported = {name for body in bodies for name in body.__struct_fields__}
     known = supported | set(rules.without_effect) | set(rules.refused)
+    known |= set(generate_requests.SAMPLING_NAMES) if rules is generate_requests.SAMPLING_RULES else set()
     assert [name for name in sorted(known) if f"`{name}`" not in section] == []
     assert set(rules.harmless) <= set(rules.refused)
     assert not set(rules.refused) & set(rules.without_effect)

@@ -415,6 +415,7 @@ class AsyncLLM:
             live.prompt.take_logprobs(item.prompt_logprobs)
         if item.cached_tokens > 0 and choice.index % live.prompt.request.generated_choices == 0:
             generation.usage.cached_tokens += item.cached_tokens
+            live.prompt.cached_tokens = item.cached_tokens
         if item.finish_reason == "error" or item.finish_reason == "abort":
             self._forget(live, item.finish_reason, now)
             generation.fail(_engine_error(item, live.prompt.request))

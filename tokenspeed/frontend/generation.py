@@ -22,12 +22,14 @@ class Prompt:
         request: what was asked.
         token_ids: of the prompt.
         logprobs: of tokens 1 and on, as they come in; the first token of a prompt has none.
+        cached_tokens: how many of its tokens came from the prefix cache, once that is known.
     """
 
     def __init__(self, request: GenerationRequest, token_ids: Sequence[int]) -> None:
         self.request = request
         self.token_ids = token_ids
         self.logprobs: dict[int, TokenLogprobs] = {}
+        self.cached_tokens = 0
         self.waiting: list[Delta] = []
 
     @property

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from fastapi import FastAPI
 
 from tokenspeed.frontend.async_llm import AsyncLLM
-from tokenspeed.server import chat, completions, configuration, info, models, probes, state, tokenize
+from tokenspeed.server import chat, completions, configuration, embeddings, info, models, probes, state, tokenize
 from tokenspeed.server.anthropic import routes as anthropic
 from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tokenspeed.server.context import ServerContext
+from tokenspeed.server.embeddings import EmbeddingsRequest
+from tokenspeed.server.generate_api import routes as generate
+from tokenspeed.server.generate_api.requests import GenerateRequest
 from tokenspeed.server.keys import KeyRing
 from tokenspeed.server.middleware import ApiMiddleware
 from tokenspeed.server.rates import Allowances
@@ -84,6 +87,8 @@ def _add_routes(app: FastAPI) -> None:
     _post(app, "/v1/messages/count_tokens", anthropic.count_tokens, CountTokensRequest)
     _post(app, "/v1/responses", responses.create, ResponsesRequest)
     app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
+    _post(app, "/generate", generate.generate, GenerateRequest)
+    _post(app, "/v1/embeddings", embeddings.embeddings, EmbeddingsRequest)
     gets: list[tuple[str, Endpoint]] = [
         ("/v1/responses/{response_id}", responses.retrieve),
         ("/v1/responses/{response_id}/input_items", responses.input_items),
