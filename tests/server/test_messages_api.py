@@ -140,6 +140,7 @@ async def test_fields_without_effect_are_counted_once_a_request(client: httpx.As
         metadata={"user_id": "me"},
         service_tier="auto",
         thinking={"type": "enabled", "budget_tokens": 2000},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     )
     page = (await client.get("/metrics")).text
     for field in ("cache_control", "metadata", "service_tier", "thinking", "thinking.budget_tokens"):
@@ -186,6 +187,7 @@ CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
         ({"output_config": {"effort": "huge"}}, "output_config.effort is 'huge'"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "structured output"),
         ({"mcp_servers": [{"url": "x"}]}, "calls no tools itself"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "never edited in silence"),
         ({"stop_sequence": ["x"]}, "did you mean stop_sequences"),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "512"),
     ],

@@ -37,7 +37,11 @@ REFUSED = {
 }
 """Known fields that would change the answer, and which this server cannot honour."""
 
-HARMLESS: dict[str, tuple[Any, ...]] = {"mcp_servers": ([],), "fallbacks": ([],)}
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "mcp_servers": ([],),
+    "fallbacks": ([],),
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
+}
 """Values of refused fields that ask for what happens anyway."""
 
 RULES = FieldRules(WITHOUT_EFFECT, REFUSED, HARMLESS)

@@ -142,6 +142,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
 
 
 SAME_NAMES = (
@@ -161,6 +162,7 @@ SAME_NAMES = (
     "priority",
     "cache_salt",
     "chat_template_kwargs",
+    "timeout",
     "parallel_tool_calls",
 )
 """Fields that chat completions have under the same name."""
