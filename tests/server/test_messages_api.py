@@ -131,6 +131,14 @@ async def test_counting_is_the_prompts_length(client: httpx.AsyncClient) -> None
     assert answer.json() == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
+async def test_a_field_without_effect_is_logged_once(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        await ask(client, metadata={"user_id": "me"})
+    assert [record.args for record in caplog.records if "no effect" in record.message] == [("metadata",)]
+
+
 async def test_fields_without_effect_are_counted_once_a_request(client: httpx.AsyncClient) -> None:
     marked = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
     await ask(

@@ -4,6 +4,7 @@ Two sources: what the API process sees itself is counted as it happens (``Metric
 the engine reports is read from its last snapshot when somebody scrapes.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from tokenspeed.messages.snapshot import CounterSnapshot, StateSnapshot
 from tokenspeed.telemetry.logs import DROPS
+
+logger = logging.getLogger(__name__)
 
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -117,6 +120,7 @@ class Metrics:
         self._key_names: set[str] = set()
         self._refused = self._counter("requests_refused", "Requests refused before they made work", "reason")
         self._cut = self._counter("streams_cut", "Answers cut because their reader was too slow", "reason")
+        self._warned: set[str] = set()
         self._ignored = self._counter("ignored_fields", "Request fields accepted without effect", "field")
         self._started = self._counter("choices_started", "Choices handed to the engine")
         self._finished = self._counter("choices_finished", "Choices ended, by reason", "reason")
@@ -171,8 +175,12 @@ class Metrics:
         self._cut.labels(reason).inc()
 
     def fields_ignored(self, names: Iterable[str]) -> None:
+        """Counts fields that were accepted without effect; the first use of each is also logged."""
         for name in names:
             self._ignored.labels(name).inc()
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning("a request has the field %s, which has no effect here (docs/api.md says why)", name)
 
     # What the frontend tells.
 
