@@ -5,8 +5,11 @@ from typing import Any
 
 
 def named_events(text: str, *, ends_with_done: bool = False) -> list[dict[str, Any]]:
-    """The data of every event; asserts that each is named by its type, and that the stream ends as it must."""
-    blocks = text.split("\n\n")
+    """The data of every event; asserts that each is named by its type, and that the stream ends as it must.
+
+    Comments, which keep the connection alive, are passed over.
+    """
+    blocks = [block for block in text.split("\n\n") if not block.startswith(":")]
     assert blocks.pop() == ""
     if ends_with_done:
         assert blocks.pop() == "data: [DONE]"
