@@ -214,6 +214,8 @@ async def test_errors_of_every_kind_have_the_shape(stack: Stack, client: httpx.A
     error_of(await client.get("/v1/messages/batches"), 404, "not_found_error")
     error_of(await client.post("/v1/messages", content=b"{"), 400, "invalid_request_error")
     error_of(await client.post("/v1/messages", content=b" " * (33 << 20)), 413, "request_too_large")
+    late = {"x-request-deadline": "1000"}
+    error_of(await client.post("/v1/messages", json=ASKED, headers=late), 504, "timeout_error")
     stack.connection.engine_lost("killed by SIGKILL")
     for stream in (False, True):
         answer = await client.post("/v1/messages", json={**ASKED, "stream": stream})

@@ -225,6 +225,20 @@ async def test_a_model_without_a_format_for_calls_says_so() -> None:
         assert answer.status_code == 400
 
 
+async def test_refusals_of_the_shared_path_have_the_names_of_this_door(server: ParsingServer) -> None:
+    async def refused(**fields: Any) -> str:
+        answer = await server.client.post("/v1/messages", json={**ASKED, **fields})
+        assert answer.status_code == 400
+        message: str = answer.json()["error"]["message"]
+        return message
+
+    assert (await refused(tools=[{**WEATHER, "name": "a b"}])).startswith("tools[0].name is 'a b'")
+    async with parsing_server("gpt_oss", "gpt_oss", "reasoning_effort") as other:
+        fields = {**ASKED, "output_config": {"effort": "max"}}
+        answer = await other.client.post("/v1/messages", json=fields)
+        assert answer.json()["error"]["message"].startswith("output_config.effort is 'max'")
+
+
 async def test_counting_counts_tools(server: ParsingServer) -> None:
     asked = {name: value for name, value in ASKED.items() if name != "max_tokens"}
     with_tools = (await server.client.post("/v1/messages/count_tokens", json=asked)).json()["input_tokens"]

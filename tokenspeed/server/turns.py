@@ -1,11 +1,14 @@
 """Conversations of the other doors in the form of chat completions, which all requests are worked on in."""
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from tokenspeed.frontend.errors import FrontendError
 from tokenspeed.server.body import invalid_value
-from tokenspeed.server.errors import ApiError
+from tokenspeed.server.errors import ApiError, from_frontend
 from tokenspeed.server.fields import REFUSED
 from tokenspeed.server.requests import ChatRequest
 
@@ -70,3 +73,27 @@ def chat_request(fields: dict[str, Any]) -> ChatRequest:
         return msgspec.convert(given, ChatRequest)
     except msgspec.ValidationError as error:
         raise invalid_value(str(error)) from error
+
+
+@contextlib.contextmanager
+def own_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Gives errors of the shared path the names that fields have at a door; ``names`` are by those of chat completions.
+
+    Errors of the frontend leave it as ApiError.
+    """
+    try:
+        yield
+    except FrontendError as error:
+        raise _renamed(from_frontend(error), names) from error
+    except ApiError as error:
+        raise _renamed(error, names) from error
+
+
+def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    body = error.body.error
+    param = body.param or ""
+    head = param.partition(".")[0].partition("[")[0]
+    # tools stand without "function" around them at the other doors; a place in the messages is not the same there
+    name = param.replace(".function.", ".") if head == "tools" else names.get(head, param)
+    message = name + body.message.removeprefix(param) if param and body.message.startswith(param) else body.message
+    return ApiError(error.status, message, code=body.code, param=name, kind=body.type, headers=error.headers)

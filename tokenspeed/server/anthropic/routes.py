@@ -4,20 +4,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.frontend.collect import collect
-from tokenspeed.frontend.errors import FrontendError
 from tokenspeed.frontend.generation import Generation
 from tokenspeed.server import chat
 from tokenspeed.server.anthropic.answers import MessageBody, TokenCount, UsageBody, block_of, stop_of
 from tokenspeed.server.anthropic.events import MessageWriter
 from tokenspeed.server.anthropic.requests import RULES, CountTokensRequest, MessagesRequest
-from tokenspeed.server.anthropic.translate import chat_fields
+from tokenspeed.server.anthropic.translate import NAMES, chat_fields
 from tokenspeed.server.body import read_json
 from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
-from tokenspeed.server.errors import from_frontend
 from tokenspeed.server.requests import ChatRequest
 from tokenspeed.server.segments import SegmentReader
 from tokenspeed.server.stream import DisconnectWatch, GenerationStream
-from tokenspeed.server.turns import chat_request
+from tokenspeed.server.turns import chat_request, own_names
 
 
 async def messages(request: Request) -> Response:
@@ -25,18 +23,15 @@ async def messages(request: Request) -> Response:
     context = context_of(request)
     body, ignored = await read_json(request, MessagesRequest, context.max_body_bytes, rules=RULES)
     context.check_model(body.model)
-    asked = _as_chat(context, body, ignored)
     request_id = request_id_of(request)
     headers = {"x-request-id": request_id, "request-id": request_id}
     name = f"msg_{request_id}"
-    try:
-        generation = await chat.start(context, asked, request_id)
+    with own_names(NAMES):
+        generation = await chat.start(context, _as_chat(context, body, ignored), request_id)
         if body.stream:
             return GenerationStream(generation, MessageWriter(generation, name=name, model=body.model), headers)
         async with DisconnectWatch(request.receive, generation.cancel):
             return json_response(await _whole(generation, name, body.model), headers=headers)
-    except FrontendError as error:
-        raise from_frontend(error) from error
 
 
 async def count_tokens(request: Request) -> Response:
@@ -44,12 +39,9 @@ async def count_tokens(request: Request) -> Response:
     context = context_of(request)
     body, ignored = await read_json(request, CountTokensRequest, context.max_body_bytes, rules=RULES)
     context.check_model(body.model)
-    asked = _as_chat(context, body, ignored)
-    try:
-        prompt, _ = await chat.prompt_of(context, asked)
+    with own_names(NAMES):
+        prompt, _ = await chat.prompt_of(context, _as_chat(context, body, ignored))
         return json_response(TokenCount(len(prompt.token_ids)))
-    except FrontendError as error:
-        raise from_frontend(error) from error
 
 
 def _as_chat(context: ServerContext, body: CountTokensRequest, ignored: list[str]) -> ChatRequest:

@@ -41,6 +41,9 @@ _REFUSED = {
 }
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
+NAMES = {"prompt": "messages", "reasoning_effort": "output_config.effort"}
+"""What fields of chat completions are called here."""
+
 _THOUGHTS = ("enabled", "adaptive", "between_tools", "disabled")
 
 

@@ -18,10 +18,10 @@ from tokenspeed.server.responses_api.events import ResponseWriter
 from tokenspeed.server.responses_api.items import read_items
 from tokenspeed.server.responses_api.requests import RULES, ResponsesRequest
 from tokenspeed.server.responses_api.store import StoredResponse
-from tokenspeed.server.responses_api.translate import chat_fields, own_names
+from tokenspeed.server.responses_api.translate import NAMES, chat_fields
 from tokenspeed.server.segments import SegmentReader
 from tokenspeed.server.stream import DisconnectWatch, GenerationStream
-from tokenspeed.server.turns import chat_request
+from tokenspeed.server.turns import chat_request, own_names
 
 MOST_LISTED = 100
 
@@ -35,7 +35,7 @@ async def create(request: Request) -> Response:
     headers = {"x-request-id": request_id}
     items = read_items(body.input, ignored)
     history = [*_earlier(context, body.previous_response_id), *items]
-    with own_names():
+    with own_names(NAMES):
         asked = chat_request(chat_fields(body, history, ignored))
         context.metrics.fields_ignored(dict.fromkeys(ignored))
         generation = await chat.start(context, asked, request_id)
@@ -43,7 +43,7 @@ async def create(request: Request) -> Response:
     draft = Draft(body, context.responses, input_items=items, history=history, defaults=defaults)
     if body.stream:
         return GenerationStream(generation, ResponseWriter(draft, generation), headers)
-    with own_names():
+    with own_names(NAMES):
         async with DisconnectWatch(request.receive, generation.cancel):
             return json_response(await _whole(draft, generation), headers=headers)
 

@@ -1,14 +1,12 @@
 """Requests for responses in the form of chat completions."""
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from tokenspeed.frontend.errors import FrontendError
 from tokenspeed.server.body import invalid_value
-from tokenspeed.server.errors import ApiError, from_frontend
+from tokenspeed.server.errors import ApiError
 from tokenspeed.server.responses_api.items import chat_messages
 from tokenspeed.server.responses_api.requests import SAME_NAMES, FunctionTool, ResponsesRequest, TextConfig
 
@@ -23,12 +21,13 @@ _INCLUDED = (
 )
 """What clients ask to see, and there is nothing of; reasoning is given openly."""
 
-_NAMES = {
+NAMES = {
     "messages": "input",
     "prompt": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
 }
+"""What fields of chat completions are called here."""
 
 
 def chat_fields(body: ResponsesRequest, items: Sequence[dict[str, Any]], ignored: list[str]) -> dict[str, Any]:
@@ -80,26 +79,6 @@ def read_tools(tools: Sequence[dict[str, Any]]) -> list[FunctionTool]:
         except msgspec.ValidationError as error:
             raise invalid_value(str(error), where) from error
     return result
-
-
-@contextlib.contextmanager
-def own_names() -> Iterator[None]:
-    """Gives errors of the shared path the names that fields have here."""
-    try:
-        yield
-    except FrontendError as error:
-        raise _renamed(from_frontend(error)) from error
-    except ApiError as error:
-        raise _renamed(error) from error
-
-
-def _renamed(error: ApiError) -> ApiError:
-    body = error.body.error
-    param = body.param or ""
-    head = param.partition(".")[0].partition("[")[0]
-    name = param.replace(".function.", ".") if head == "tools" else _NAMES.get(head, param)
-    message = name + body.message.removeprefix(param) if param and body.message.startswith(param) else body.message
-    return ApiError(error.status, message, code=body.code, param=name, kind=body.type, headers=error.headers)
 
 
 def _check_values(body: ResponsesRequest, ignored: list[str]) -> None:
