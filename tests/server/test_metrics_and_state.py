@@ -1,6 +1,7 @@
 """The Prometheus page and the dashboard's state."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -182,5 +183,16 @@ async def test_the_page_lists_every_route(client: httpx.AsyncClient) -> None:
     schema = (await client.get("/openapi.json")).json()
     paths = [path.replace("{model:path}", "{model}") for path in schema["paths"]]
     assert [path for path in paths if f"`{path}`" not in page] == []
+    listed = schema["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
+    assert [(one["name"], one["in"]) for one in listed] == [
+        ("response_id", "path"),
+        ("limit", "query"),
+        ("order", "query"),
+        ("after", "query"),
+    ]
+    for path, methods in schema["paths"].items():
+        for method in methods.values():
+            named = {one["name"] for one in method.get("parameters", []) if one["in"] == "path"}
+            assert named == set(re.findall(r"{(\w+)(?::\w+)?}", path)), path
     body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert "$ref" not in json.dumps(body) and set(body["required"]) == {"model", "messages"}

@@ -20,7 +20,7 @@ from tokenspeed.server.rates import Allowances
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenspeed.server.responses_api import routes as responses
 from tokenspeed.server.responses_api.requests import ResponsesRequest
-from tokenspeed.server.routes import Endpoint, add_error_handlers, add_get
+from tokenspeed.server.routes import Endpoint, add_delete, add_error_handlers, add_get
 from tokenspeed.server.routes import add_post as _post
 from tokenspeed.server.tracing import make_tracing
 from tokenspeed.telemetry.metrics import EngineReading, Metrics
@@ -86,12 +86,12 @@ def _add_routes(app: FastAPI) -> None:
     _post(app, "/v1/messages", anthropic.messages, MessagesRequest)
     _post(app, "/v1/messages/count_tokens", anthropic.count_tokens, CountTokensRequest)
     _post(app, "/v1/responses", responses.create, ResponsesRequest)
-    app.add_api_route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"], response_model=None)
+    add_delete(app, "/v1/responses/{response_id}", responses.delete)
+    add_get(app, "/v1/responses/{response_id}/input_items", responses.input_items, queries=responses.QUERIES)
     _post(app, "/generate", generate.generate, GenerateRequest)
     _post(app, "/v1/embeddings", embeddings.embeddings, EmbeddingsRequest)
     gets: list[tuple[str, Endpoint]] = [
         ("/v1/responses/{response_id}", responses.retrieve),
-        ("/v1/responses/{response_id}/input_items", responses.input_items),
         ("/v1/models", models.list_models),
         ("/v1/models/{model:path}", models.show_model),
         ("/version", info.show_version),

@@ -1,6 +1,7 @@
 """How routes and error answers are put into an application; the public one and the administration share it."""
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -18,9 +19,28 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 STATUS_CLIENT_GONE = 499
 
 
-def add_get(app: FastAPI, path: str, endpoint: Endpoint) -> None:
-    """Adds a route without a body."""
-    app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+def add_get(
+    app: FastAPI, path: str, endpoint: Endpoint, *, queries: Mapping[str, dict[str, Any]] | None = None
+) -> None:
+    """Adds a route without a body; ``queries`` are the schemas of what may stand behind the question mark."""
+    extra = {"parameters": [*_path_parameters(path), *_parameters("query", queries or {})]}
+    app.add_api_route(path, endpoint, methods=["GET"], response_model=None, openapi_extra=extra)
+
+
+def add_delete(app: FastAPI, path: str, endpoint: Endpoint) -> None:
+    """Adds a route that removes what its path names."""
+    extra = {"parameters": _path_parameters(path)}
+    app.add_api_route(path, endpoint, methods=["DELETE"], response_model=None, openapi_extra=extra)
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return _parameters("path", {name: {"type": "string"} for name in re.findall(r"{(\w+)(?::\w+)?}", path)})
+
+
+def _parameters(place: str, schemas: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": place, "required": place == "path", "schema": schema} for name, schema in schemas.items()
+    ]
 
 
 def add_post(app: FastAPI, path: str, endpoint: Endpoint, body: type[msgspec.Struct], *, required: bool = True) -> None:

@@ -24,6 +24,12 @@ from tokenspeed.server.stream import DisconnectWatch, GenerationStream
 from tokenspeed.server.turns import chat_request, own_names
 
 MOST_LISTED = 100
+QUERIES: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MOST_LISTED},
+    "order": {"enum": ["asc", "desc"]},
+    "after": {"type": "string"},
+}
+"""What a list of items may be asked with."""
 
 
 async def create(request: Request) -> Response:
