@@ -6,7 +6,7 @@ from token_device import expected_tokens
 
 from tokenspeed.engine.journaled_scheduler import event_record
 from tokenspeed.launch.replay import event_of
-from tokenspeed.messages import Order, OrderDone
+from tokenspeed.messages import PROTOCOL_VERSION, Order, OrderDone
 from tokenspeed_scheduler import ForgetCache
 
 PROMPT = [(7 * position) % 997 for position in range(20)]
@@ -25,7 +25,7 @@ def test_a_pause_in_place_changes_no_token(overlap: int) -> None:
     plane.channel.send_in(submits=[submit(1, PROMPT, 30)])
     for _ in range(6):
         plane.loop.round()
-    assert ordered(plane, Order(1, "pause")) == OrderDone(version=1, number=1)
+    assert ordered(plane, Order(1, "pause")) == OrderDone(version=PROTOCOL_VERSION, number=1)
     before = plane.channel.tokens(1)
     plane.channel.send_in(submits=[submit(2, PROMPT[:9], 5)])
     for _ in range(20):
@@ -112,7 +112,7 @@ def test_a_flush_waits_for_the_last_step_of_a_request_that_has_ended() -> None:
         plane.loop.round()
     plane.channel.send_in(orders=[Order(1, "flush_cache")])
     plane.until_quiet()
-    assert plane.channel.answers == [OrderDone(version=1, number=1)]
+    assert plane.channel.answers == [OrderDone(version=PROTOCOL_VERSION, number=1)]
     assert plane.scheduler.snapshot().groups[0].cached == 0
 
 

@@ -99,6 +99,7 @@ _MINIMAX = FamilyText(
 )
 
 FAMILY_TEXTS: dict[str, FamilyText] = {
+    "smollm3": _QWEN3,
     "qwen3": _QWEN3,
     "qwen3_moe": _QWEN3,
     "qwen3_next": _QWEN3,
