@@ -12,6 +12,11 @@ from tokenspeed.frontend.tokenizer import Tokenizer
 from tokenspeed.messages import RequestOutput, TokenLogprobs
 
 
+def _is_complete(delta: Delta) -> bool:
+    """Whether the model ended its answer: with an end token, or since its constraint let nothing follow."""
+    return delta.finish_reason == "stop" and not isinstance(delta.matched_stop, str)
+
+
 class _HeldToken:
     """A token whose text was not let through yet: characters ``start`` to ``end`` (None while they are not whole)."""
 
@@ -86,7 +91,7 @@ class Choice:
             self._end(output, delta)
         if self._parser is not None:
             if self.finished:
-                delta.parts += self._parser.finish(complete=isinstance(delta.matched_stop, int))
+                delta.parts += self._parser.finish(complete=_is_complete(delta))
             delta.parts = merged(delta.parts)
         return delta if delta.text or delta.token_ids or delta.finish_reason else None
 

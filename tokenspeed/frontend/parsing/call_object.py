@@ -2,7 +2,7 @@
 
 import json
 
-from tokenspeed.frontend.parsing.out import Out
+from tokenspeed.frontend.parsing.out import Out, Trimmed
 from tokenspeed.frontend.parsing.reader import Machine, Reader, Steps
 from tokenspeed.frontend.parsing.typed import Tools
 
@@ -85,6 +85,31 @@ def _decoded(value: str) -> str:
 def _as_arguments(value: str) -> str:
     """Arguments are an object, but models write them as JSON text in a string too, or null for none."""
     return _decoded(value) or value if value.startswith('"') else "" if value == "null" else value
+
+
+def arguments_through(reader: Reader, out: Out, ends: tuple[str, ...]) -> Steps[str]:
+    """Takes the arguments of a call through one of ``ends``, which it returns; "" where the answer ended before.
+
+    An end ends them wherever it stands, so that a broken text spoils one call and not the rest; in valid ones it may
+    stand in a text.
+    """
+    if out.valid_calls:
+        yield from reader.space()
+        yield from reader.json_value(out.arguments)
+    return (yield from reader.through(ends, Trimmed(out.arguments).push))
+
+
+def marked_call(reader: Reader, out: Out, opening: str, ends: tuple[str, ...]) -> Steps[None]:
+    """Takes an object from behind ``opening`` through one of ``ends``; as ``arguments_through`` does."""
+    if not out.valid_calls:
+        marked = MarkedCall(out, opening)
+        marked.finish((yield from reader.through(ends, marked.push)))
+        return
+    yield from reader.space()
+    call = CallObject(out)
+    yield from call.read(reader)
+    if (yield from reader.through(ends, out.content)) or call.complete:
+        out.end()
 
 
 class MarkedCall:

@@ -14,7 +14,8 @@ Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324 and DeepSeek-V3.1, a
 frontend/templates/deepseek_v3.jinja).
 """
 
-from tokenspeed.frontend.parsing.out import Out, Trimmed
+from tokenspeed.frontend.parsing.call_object import arguments_through
+from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.reader import Reader, Steps
 from tokenspeed.frontend.parsing.typed import Tools
 
@@ -45,7 +46,7 @@ def _arguments(reader: Reader, out: Out, header: str, mark: str) -> Steps[None]:
         out.content(_CALL + header + mark)
         return
     out.begin(header.strip())
-    if (yield from reader.through((_CALL_END, _CALLS_END), Trimmed(out.arguments).push)):
+    if (yield from arguments_through(reader, out, (_CALL_END, _CALLS_END))):
         out.end()
 
 
@@ -62,8 +63,7 @@ def _fenced(reader: Reader, out: Out) -> Steps[None]:
     yield from reader.space()
     if mark == "\n":
         yield from reader.starts(_FENCE)
-    arguments = Trimmed(out.arguments)
-    end = yield from reader.through((_FENCE_END, _CALL_END, _CALLS_END), arguments.push)
+    end = yield from arguments_through(reader, out, (_FENCE_END, _CALL_END, _CALLS_END))
     if end == _FENCE_END:
         end = yield from reader.through((_CALL_END, _CALLS_END), out.content)
     if end:

@@ -13,7 +13,8 @@ a header. A header that the end of the answer cut off is left out.
 import re
 from collections.abc import Callable
 
-from tokenspeed.frontend.parsing.out import Out, Trimmed
+from tokenspeed.frontend.parsing.call_object import arguments_through
+from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.reader import Reader, Sink, Steps
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
@@ -59,12 +60,13 @@ def _body(reader: Reader, out: Out, header: str, separate: bool) -> Steps[str]:
     sink: Sink = out.content
     if recipient is not None:
         out.begin(recipient[1].removeprefix("functions."))
-        sink = Trimmed(out.arguments).push
-    elif channel is not None and channel[1] == "analysis":
+        end = yield from arguments_through(reader, out, (*_ENDS, _START))
+        if end or reader.complete:
+            out.end()
+        return end
+    if channel is not None and channel[1] == "analysis":
         out.in_reasoning = True
         sink = out.reasoning if separate else out.content
     end = yield from reader.through((*_ENDS, _START), sink)
-    if recipient is not None and (end or reader.complete):
-        out.end()
     out.in_reasoning = out.in_reasoning and not end
     return end

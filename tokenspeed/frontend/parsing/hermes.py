@@ -8,7 +8,7 @@ Sources: the Hermes function-calling card, Qwen3's chat template (ours: frontend
 ends a call wherever it stands, in a string too.
 """
 
-from tokenspeed.frontend.parsing.call_object import MarkedCall
+from tokenspeed.frontend.parsing.call_object import marked_call
 from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.reader import Reader, Steps
 from tokenspeed.frontend.parsing.typed import Tools
@@ -19,5 +19,4 @@ MARKERS = ("<tool_call>", "</tool_call>")
 def grammar(reader: Reader, out: Out, _tools: Tools) -> Steps[None]:
     opening, closing = MARKERS
     while (yield from reader.through((opening,), out.content)):
-        call = MarkedCall(out, opening)
-        call.finish((yield from reader.through((closing,), call.push)))
+        yield from marked_call(reader, out, opening, (closing,))

@@ -10,7 +10,7 @@ Source: the chat template of thinkingmachines/Inkling as public readers of it de
 
 from collections.abc import Callable
 
-from tokenspeed.frontend.parsing.call_object import MarkedCall
+from tokenspeed.frontend.parsing.call_object import marked_call
 from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.reader import Reader, Steps
 
@@ -32,8 +32,7 @@ def grammar(out: Out, *, prompt_end: str, separate: bool) -> Callable[[Reader], 
             header: list[str] = []
             kind = yield from reader.through((*_KINDS, *_ENDS), header.append)
             if kind == _CALL:
-                call = MarkedCall(out, _CALL)
-                call.finish((yield from reader.through(_ENDS, call.push)))
+                yield from marked_call(reader, out, _CALL, _ENDS)
                 continue
             if kind not in _KINDS:
                 out.content("".join(header))  # text without a header

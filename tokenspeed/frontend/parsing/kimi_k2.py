@@ -8,7 +8,8 @@ kimi.jinja). The id is ``functions.NAME:INDEX``, counted over the whole conversa
 was, so it is given as it was written. The section may begin before reasoning was closed.
 """
 
-from tokenspeed.frontend.parsing.out import Out, Trimmed
+from tokenspeed.frontend.parsing.call_object import arguments_through
+from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.reader import Reader, Steps
 from tokenspeed.frontend.parsing.typed import Tools
 
@@ -36,5 +37,5 @@ def _call(reader: Reader, out: Out) -> Steps[None]:
         out.content(_CALL + written + mark)
         return
     out.begin(name, id_)
-    if (yield from reader.through((_CALL_END, _SECTION_END), Trimmed(out.arguments).push)):
+    if (yield from arguments_through(reader, out, (_CALL_END, _SECTION_END))):
         out.end()

@@ -28,13 +28,15 @@ class Out:
         parts: what was found since they were last taken.
         calls: how many calls were begun.
         in_reasoning: whether the text is inside reasoning at this moment.
+        valid_calls: the engine lets through valid calls only, so that JSON can be read by its own rules.
     """
 
-    def __init__(self, *, calls: bool = True, parallel: bool = True) -> None:
+    def __init__(self, *, calls: bool = True, parallel: bool = True, valid_calls: bool = False) -> None:
         """``calls`` false makes calls text; ``parallel`` false gives the first call only and leaves out all others."""
         self.parts: list[Part] = []
         self.calls = 0
         self.in_reasoning = False
+        self.valid_calls = valid_calls
         self._takes_calls = calls
         self._parallel = parallel
         self._space = ""

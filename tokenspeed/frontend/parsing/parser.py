@@ -24,6 +24,8 @@ class Parsing:
         parallel: whether more than the first call is given.
         separate: whether reasoning becomes reasoning, or stays in the content as the model wrote it.
         prompt_end: the last characters of the prompt, which may have opened reasoning.
+        valid_calls: a constraint lets through valid calls only: an end marker in a text of their arguments ends
+            nothing, and no call ends reasoning.
     """
 
     tool_format: str = ""
@@ -32,6 +34,7 @@ class Parsing:
     parallel: bool = True
     separate: bool = True
     prompt_end: str = ""
+    valid_calls: bool = False
 
     @cached_property
     def markers(self) -> frozenset[str]:
@@ -59,7 +62,7 @@ class AnswerParser:
     """Takes the text of one choice in pieces and says what it is; how it was cut makes no difference to the whole."""
 
     def __init__(self, parsing: Parsing) -> None:
-        self._out = Out(calls=bool(parsing.tools), parallel=parsing.parallel)
+        self._out = Out(calls=bool(parsing.tools), parallel=parsing.parallel, valid_calls=parsing.valid_calls)
         self._behind: Machine | None = None
         reasoning = REASONING_FORMATS.get(parsing.reasoning_format)
         if isinstance(reasoning, WholeFormat):
@@ -71,6 +74,8 @@ class AnswerParser:
         calls: tuple[str, ...] = ()
         if isinstance(tools, ToolFormat):
             answer, calls = self._behind_reasoning(tools, Tools(parsing.tools)), tools.ends_reasoning
+            if parsing.valid_calls:
+                calls = ()
         self._machine = _rest_of(answer)
         if reasoning is not None:
             inside = reasoning.opened_by(parsing.prompt_end)

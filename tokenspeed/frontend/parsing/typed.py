@@ -42,7 +42,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return _ALL
     if "$ref" in schema:
-        return types_of(_resolved(str(schema["$ref"]), root), root, depth + 1)
+        return types_of(resolved(str(schema["$ref"]), root), root, depth + 1)
     if "type" in schema:
         kind = schema["type"]
         found = frozenset(str(one) for one in kind) if isinstance(kind, list) else frozenset({str(kind)})
@@ -56,7 +56,7 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[
     return frozenset(_type_of(value) for value in values) or _ALL
 
 
-def _resolved(where: str, root: Mapping[str, Any]) -> Any:
+def resolved(where: str, root: Mapping[str, Any]) -> Any:
     found: Any = root
     for key in where.removeprefix("#").strip("/").split("/") if where != "#" else ():
         found = found.get(key) if isinstance(found, Mapping) else None
