@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from grammars import CALL, END, PADDING, SIZE, THINK, allowed, behind, compiled, compiler, ids, piece, text_of
 
+from tokenspeed.device.handle import TokenMatcher
 from tokenspeed.grammar.source import MAX_DEPTH
 from tokenspeed.messages import MAX_BEGIN_BYTES, MAX_CONSTRAINT_BYTES, Constraint, ConstraintError, ConstraintKind
 
@@ -109,6 +110,30 @@ def test_a_constraint_begins_behind_a_text() -> None:
     whole = compiled("choice", ["yes"], "</think>").matcher()
     whole.accept(piece(b"</think>"))
     assert allowed(whole) == {ord("y")}
+
+
+def test_reasoning_that_the_model_may_leave_out() -> None:
+    def begun(text: str) -> TokenMatcher:
+        matcher = compiled("choice", ["<b>", "yes"], "</think>", "<|think|>").matcher()
+        for token in ids(text):
+            assert token in allowed(matcher)
+            matcher.accept(token)
+        return matcher
+
+    assert allowed(begun("")) == {ord("y"), ord("<"), THINK}
+    assert allowed(begun("<")) == {ord("b"), ord("|")}, "it may be both still"
+    assert allowed(begun("<b")) == {ord(">")} and allowed(begun("y")) == {ord("e")}
+    assert not begun("<|think|").may_end and allowed(begun("<|think|")) == {ord(">")}
+    for matcher in (begun("<|think|>"), begun("")):
+        if THINK in allowed(matcher):
+            matcher.accept(THINK)
+        for token in ids("hm yes</think>"):
+            assert allowed(matcher) == set(range(SIZE)) - {END}
+            matcher.accept(token)
+        assert allowed(matcher) == {ord("y"), ord("<")} and not matcher.may_end
+        for token in ids("yes"):
+            matcher.accept(token)
+        assert allowed(matcher) == set() and matcher.may_end
 
 
 def test_a_token_that_goes_on_behind_the_text() -> None:

@@ -17,7 +17,7 @@ class FakeGrammar:
     text: str
     begin_after: str = ""
 
-    def after(self, text: str) -> "FakeGrammar":
+    def after(self, text: str, opening: str = "") -> "FakeGrammar":
         return FakeGrammar(self.text, text)
 
     def matcher(self) -> TokenMatcher:

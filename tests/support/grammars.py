@@ -47,10 +47,10 @@ def compiler() -> LlguidanceCompiler:
     return LlguidanceCompiler(vocabulary())
 
 
-def compiled(kind: ConstraintKind, text: Any = "", begin_after: str = "") -> CompiledGrammar:
+def compiled(kind: ConstraintKind, text: Any = "", begin_after: str = "", opening: str = "") -> CompiledGrammar:
     """The grammar of a constraint; other values than text are written as JSON."""
     written = text if isinstance(text, str) else json.dumps(text)
-    return compiler().compile(Constraint(kind=kind, text=written)).after(begin_after)
+    return compiler().compile(Constraint(kind=kind, text=written)).after(begin_after, opening)
 
 
 def allowed(matcher: TokenMatcher) -> set[int]:

@@ -1,4 +1,4 @@
-"""A constraint that begins behind a text: the end of the reasoning."""
+"""A constraint that begins behind a text: the end of the reasoning, where there is any."""
 
 from collections.abc import Callable, Sequence
 
@@ -66,3 +66,75 @@ class DelayedMatcher:
         rest = self._tail[at + len(self._begin_after) :].lstrip()
         for piece in self._tokenize(rest) if rest else ():
             self._matcher.accept(piece)
+
+
+class UndecidedMatcher:
+    """Constrained from the beginning by ``early``, unless the text begins with ``opening``: then ``delayed`` rules.
+
+    Both run side by side until the text shows which it is.
+    """
+
+    def __init__(
+        self,
+        early: TokenMatcher,
+        delayed: DelayedMatcher,
+        opening: bytes,
+        tokens: Sequence[bytes],
+        beginnings: dict[bytes, list[int]],
+    ) -> None:
+        """``beginnings`` remembers the tokens that begin a text, which are looked for among all of them."""
+        self._early = early
+        self._delayed = delayed
+        self._left = opening  # what of the opening did not come yet
+        self._tokens = tokens
+        self._beginnings = beginnings
+        self._is_early = True  # ``early`` allowed all tokens so far
+        self._ruling: TokenMatcher | None = None
+
+    @property
+    def may_end(self) -> bool:
+        return self._is_early and self._early.may_end if self._ruling is None else self._ruling.may_end
+
+    @property
+    def error(self) -> str:
+        return "" if self._ruling is None else self._ruling.error
+
+    def fill(self, mask: NDArray[np.int32]) -> None:
+        if self._ruling is not None:
+            self._ruling.fill(mask)
+            return
+        mask[:] = 0
+        if self._is_early:
+            self._early.fill(mask)
+        bits = mask.view(np.uint32)
+        for token in self._next_of_opening():
+            bits[token // 32] |= np.uint32(1 << token % 32)
+
+    def accept(self, token: int) -> None:
+        if self._ruling is not None:
+            self._ruling.accept(token)
+            return
+        text = self._tokens[token]
+        opens = bool(text) and self._left.startswith(text)
+        if self._is_early:
+            if opens:
+                mask = np.zeros(-(-len(self._tokens) // 32), np.int32)
+                self._early.fill(mask)
+                self._is_early = bool(mask.view(np.uint32)[token // 32] >> np.uint32(token % 32) & np.uint32(1))
+            if self._is_early:
+                self._early.accept(token)
+        if not opens:
+            self._ruling = self._early
+            return
+        self._delayed.accept(token)
+        self._left = self._left[len(text) :]
+        if not self._left:
+            self._ruling = self._delayed
+
+    def _next_of_opening(self) -> list[int]:
+        """The tokens that are a beginning of what is left of the opening."""
+        found = self._beginnings.get(self._left)
+        if found is None:
+            found = [token for token, text in enumerate(self._tokens) if text and self._left.startswith(text)]
+            self._beginnings[self._left] = found
+        return found

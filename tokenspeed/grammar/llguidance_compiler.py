@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from tokenspeed.device.handle import TokenMatcher
-from tokenspeed.grammar.delay import DelayedMatcher, free_mask
+from tokenspeed.grammar.delay import DelayedMatcher, UndecidedMatcher, free_mask
 from tokenspeed.grammar.source import grammar_source
 from tokenspeed.grammar.vocabulary import Vocabulary
 from tokenspeed.messages import Constraint, ConstraintError
@@ -63,6 +63,7 @@ class LlguidanceCompiler:
         self._tokenizer = LLTokenizer(_Tokenizer(vocabulary, ends[0]), eos_token=ends)  # type: ignore[arg-type]
         self.words = -(-len(vocabulary.tokens) // 32)
         self._free = free_mask(len(vocabulary.tokens), ends)
+        self._beginnings: dict[bytes, list[int]] = {}
 
     def compile(self, constraint: Constraint) -> "CompiledGrammar":
         """Returns the grammar, its first mask computed already.
@@ -84,7 +85,7 @@ class LlguidanceCompiler:
             )
         for warning in matcher.get_grammar_warnings():
             logger.debug("a %s: %s", constraint.kind, warning)
-        return CompiledGrammar(matcher, self._free, self._vocabulary.tokens, self._tokenizer)
+        return CompiledGrammar(matcher, self._free, self._vocabulary.tokens, self._tokenizer, self._beginnings)
 
 
 class CompiledGrammar:
@@ -96,24 +97,46 @@ class CompiledGrammar:
         free: NDArray[np.int32],
         tokens: Sequence[bytes],
         tokenizer: LLTokenizer,
+        beginnings: dict[bytes, list[int]],
         begin_after: bytes = b"",
+        opening: bytes = b"",
     ) -> None:
+        """``beginnings``: the tokens that are a beginning of an opening, once they were looked for."""
         self._beginning = beginning
         self._free = free
         self._tokens = tokens
         self._tokenizer = tokenizer
+        self._beginnings = beginnings
         self._begin_after = begin_after
+        self._opening = opening
 
-    def after(self, text: str) -> "CompiledGrammar":
-        """Returns the same grammar, to begin behind the first ``text`` of a choice; behind "" it begins at once."""
-        return CompiledGrammar(self._beginning, self._free, self._tokens, self._tokenizer, text.encode())
+    def after(self, text: str, opening: str = "") -> "CompiledGrammar":
+        """Returns the same grammar, to begin behind the first ``text`` of a choice; behind "" it begins at once.
+
+        ``opening``: it begins at once in a choice that does not begin with this text.
+        """
+        return CompiledGrammar(
+            self._beginning,
+            self._free,
+            self._tokens,
+            self._tokenizer,
+            self._beginnings,
+            text.encode(),
+            opening.encode(),
+        )
 
     def matcher(self) -> TokenMatcher:
         """Returns a matcher of its own for one choice. Forward thread only."""
-        matcher = LlguidanceMatcher(self._beginning.deep_copy(), self._free)
+        matcher = self._from_beginning()
         if not self._begin_after:
             return matcher
-        return DelayedMatcher(matcher, self._begin_after, self._tokens, self._free, self._tokenizer.tokenize_bytes)
+        delayed = DelayedMatcher(matcher, self._begin_after, self._tokens, self._free, self._tokenizer.tokenize_bytes)
+        if not self._opening:
+            return delayed
+        return UndecidedMatcher(self._from_beginning(), delayed, self._opening, self._tokens, self._beginnings)
+
+    def _from_beginning(self) -> "LlguidanceMatcher":
+        return LlguidanceMatcher(self._beginning.deep_copy(), self._free)
 
 
 class LlguidanceMatcher:

@@ -33,7 +33,7 @@ CACHED_BYTES = 8 << 20
 class Compiled(Grammar, Protocol):
     """A grammar that may be told to begin behind a text."""
 
-    def after(self, text: str) -> Grammar: ...
+    def after(self, text: str, opening: str = "") -> Grammar: ...
 
 
 class Compiler(Protocol):
@@ -87,10 +87,11 @@ _WITHDRAWN = ConstraintError("nobody waits for it any more", "constraint_busy")
 class Compilation:
     """What one request waits for."""
 
-    def __init__(self, pool: "GrammarPool", job: _Job, begin_after: str) -> None:
+    def __init__(self, pool: "GrammarPool", job: _Job, begin_after: str, opening: str) -> None:
         self._pool = pool
         self._job = job
         self._begin_after = begin_after
+        self._opening = opening
         job.waiters += 1
 
     def outcome(self) -> Grammar | ConstraintError | None:
@@ -98,7 +99,7 @@ class Compilation:
         found = self._pool.look(self._job)
         if found is None or isinstance(found, ConstraintError):
             return found
-        return found.after(self._begin_after)
+        return found.after(self._begin_after, self._opening)
 
     def cancel(self) -> None:
         """The request is gone. What nobody waits for and no worker has begun is never compiled."""
@@ -147,7 +148,7 @@ class GrammarPool:
         job = self._cache.get(key)
         if job is not None:
             self._cache.move_to_end(key)
-            return Compilation(self, job, constraint.begin_after)
+            return Compilation(self, job, constraint.begin_after, constraint.opening)
         job = self._jobs.get(key)
         if job is None:
             if len(self._jobs) >= MAX_WAITING:
@@ -157,7 +158,7 @@ class GrammarPool:
             job = self._jobs[key] = _Job(key, self._clock())
             self._start_workers()
             self._queue.put(job)
-        return Compilation(self, job, constraint.begin_after)
+        return Compilation(self, job, constraint.begin_after, constraint.opening)
 
     def look(self, job: _Job) -> Outcome | None:
         """The outcome of ``job``; ends one that took too long, and moves one that ended from the jobs to the cache."""

@@ -68,6 +68,7 @@ def _check_size(constraint: Constraint) -> None:
     for name, value, limit in (
         (constraint.kind, constraint.text, MAX_CONSTRAINT_BYTES),
         ("begin_after", constraint.begin_after, MAX_BEGIN_BYTES),
+        ("opening", constraint.opening, MAX_BEGIN_BYTES),
     ):
         size = len(value.encode("utf-8", "surrogatepass"))
         if size > limit:

@@ -11,7 +11,7 @@ MAX_CONSTRAINT_BYTES = 256 << 10
 """The longest text of a constraint in UTF-8; the frontend refuses longer ones, and so does the engine."""
 
 MAX_BEGIN_BYTES = 256
-"""The longest ``begin_after`` in UTF-8."""
+"""The longest ``begin_after`` in UTF-8, and the longest ``opening``."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,11 +30,14 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         text: at most MAX_CONSTRAINT_BYTES in UTF-8.
         begin_after: the text of the choice is free up to and with the first occurrence of these characters (the end
             of the reasoning, spelled as its tokens are), and constrained from there; "" constrains all of it.
+        opening: goes with ``begin_after``: only a text that begins with these characters (those that open reasoning) is
+            free up to there; any other is constrained from its beginning. "": every text is free up to there.
     """
 
     kind: ConstraintKind
     text: str = ""
     begin_after: str = ""
+    opening: str = ""
 
 
 class ConstraintError(ValueError):

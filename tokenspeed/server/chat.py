@@ -1,6 +1,7 @@
 """POST /v1/chat/completions."""
 
 import time
+from dataclasses import dataclass
 
 import msgspec
 from starlette.requests import Request
@@ -15,7 +16,9 @@ from tokenspeed.frontend.parsing.parts import CallBegun
 from tokenspeed.frontend.request import Delta
 from tokenspeed.frontend.tokenizer import Tokenizer
 from tokenspeed.server.body import read_json
+from tokenspeed.server.calls import call_constraint, frames_answer
 from tokenspeed.server.chat_parts import deltas_of, finish_reason_of, message_of
+from tokenspeed.server.constraints import Asked, constraint_of
 from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
 from tokenspeed.server.conversation import template_messages
 from tokenspeed.server.errors import ApiError, from_frontend
@@ -31,7 +34,7 @@ from tokenspeed.server.responses import (
 )
 from tokenspeed.server.sampling import generation_request
 from tokenspeed.server.stream import ChunkWriter, DisconnectWatch, GenerationStream, event
-from tokenspeed.server.thinking import thinking_variables
+from tokenspeed.server.thinking import reasoning_end, thinking_variables
 from tokenspeed.server.timings import timings_of
 from tokenspeed.server.tools import offered_tools
 
@@ -55,18 +58,53 @@ async def chat_completions(request: Request) -> Response:
         raise from_frontend(error) from error
 
 
-async def prompt_of(context: ServerContext, body: ChatRequest) -> tuple[ChatPrompt, Parsing]:
-    """Returns the conversation as the model reads it, and what is to be told apart in the answer."""
-    formats = context.llm.config.formats
+@dataclass(frozen=True)
+class ChatTurn:
+    """A conversation as the model reads it, and what is asked of the answer.
+
+    Attributes:
+        prompt: the rendered conversation.
+        parsing: what is to be told apart in the answer.
+        calls: the constraint of tools that must be called, or must conform; None where there is none.
+        begin_after, opening: where a constraint begins; see reasoning_end.
+    """
+
+    prompt: ChatPrompt
+    parsing: Parsing
+    calls: Asked | None
+    begin_after: str
+    opening: str
+
+
+async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
+    """Renders the conversation of a request; raises ApiError (400) for what contradicts itself or the model."""
+    formats, tokenizer = context.llm.config.formats, context.llm.tokenizer
     tools = offered_tools(body.tools, body.tool_choice, tool_format=formats.tools)
     thinking = thinking_variables(
         body.reasoning_effort, switch=formats.thinking_switch, reasoning_format=formats.reasoning
     )
     given = {**thinking, **(body.chat_template_kwargs or {})}
+    settings = template_settings(body.add_generation_prompt, body.continue_final_message)
     prompt = await context.llm.render_chat(
         template_messages(body.messages),
-        **template_settings(body.add_generation_prompt, body.continue_final_message),
+        **settings,
         variables={**given, "tools": tools} if tools else given,
+    )
+    calls = call_constraint(
+        body.tools,
+        body.tool_choice,
+        parallel=body.parallel_tool_calls is not False,
+        tool_format=formats.tools,
+        special={tokenizer.token_name(one): one for one in tokenizer.special_ids},
+        prompt_end=prompt.end,
+        answer=constraint_of(body),
+    )
+    begin_after, opening = reasoning_end(
+        formats.reasoning,
+        prompt.end,
+        variables=given,
+        switch=formats.thinking_switch,
+        continues=settings["continue_final_message"],
     )
     parsing = Parsing(
         tool_format=formats.tools,
@@ -75,23 +113,28 @@ async def prompt_of(context: ServerContext, body: ChatRequest) -> tuple[ChatProm
         parallel=body.parallel_tool_calls is not False,
         separate=body.separate_reasoning is not False,
         prompt_end=prompt.end,
+        valid_calls=calls is not None,
     )
-    return prompt, parsing
+    framed = calls is not None and frames_answer(formats.tools)
+    return ChatTurn(prompt, parsing, calls, "" if framed else begin_after, opening)
 
 
 async def start(context: ServerContext, body: ChatRequest, request_id: str) -> Generation:
     """Has the answer to a conversation generated; the other doors' conversations come here too."""
-    prompt, parsing = await prompt_of(context, body)
+    turn = await turn_of(context, body)
     return await context.llm.start(
         [
             generation_request(
                 body,
-                prompt.token_ids,
+                turn.prompt.token_ids,
                 context.llm.config.api.default_sampling,
                 request_id=request_id,
                 max_tokens=_max_tokens(body),
                 logprobs=_logprobs(body),
-                parsing=parsing if parsing.needed else None,
+                parsing=turn.parsing if turn.parsing.needed else None,
+                constraint=turn.calls,
+                begin_after=turn.begin_after,
+                opening=turn.opening,
             )
         ]
     )

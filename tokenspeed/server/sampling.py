@@ -41,6 +41,7 @@ def generation_request(
     parsing: Parsing | None = None,
     constraint: Asked | None = None,
     begin_after: str = "",
+    opening: str = "",
 ) -> GenerationRequest:
     """Returns what AsyncLLM is asked for.
 
@@ -52,8 +53,10 @@ def generation_request(
         max_tokens, logprobs, best_of: whose fields differ between the two kinds of completion.
         prompt_logprobs: the least that is needed; the request may ask for more.
         parsing: what is to be told apart in the text.
-        constraint: what follows from other fields (tools that must be called); the request's own excludes it.
+        constraint: what follows from other fields (tools that must be called). The request's own excludes it, but where
+            it names the same field: then it has taken that in (an answer in JSON, or calls).
         begin_after: the text that ends the reasoning, where the model reasons first; a constraint begins behind it.
+        opening: the text that opens it, where only an answer that begins so is one that reasons.
 
     Raises:
         ApiError: 400, for fields that contradict each other.
@@ -65,7 +68,7 @@ def generation_request(
     top_k = _given(body.top_k, defaults.get("top_k"))
     if max_tokens is None and "max_tokens" in defaults:
         max_tokens = int(defaults["max_tokens"])
-    asked = _constraint(constraint_of(body), constraint, begin_after)
+    asked = _constraint(constraint_of(body), constraint, begin_after, opening)
     return GenerationRequest(
         prompt=prompt,
         request_id=request_id,
@@ -88,18 +91,18 @@ def generation_request(
     )
 
 
-def _constraint(own: Asked | None, other: Asked | None, begin_after: str) -> Asked | None:
-    if own is not None and other is not None:
+def _constraint(own: Asked | None, other: Asked | None, begin_after: str, opening: str) -> Asked | None:
+    if own is not None and other is not None and own.field != other.field:
         raise ApiError(
             400,
             f"{own.field} and {other.field} exclude each other: both say what the answer must look like",
             code="invalid_value",
             param=own.field,
         )
-    asked = own or other
+    asked = other or own
     if asked is None or not begin_after:
         return asked
-    return Asked(msgspec.structs.replace(asked.constraint, begin_after=begin_after), asked.field)
+    return Asked(msgspec.structs.replace(asked.constraint, begin_after=begin_after, opening=opening), asked.field)
 
 
 def _given(value: Any, default: Any) -> Any:

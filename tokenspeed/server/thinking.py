@@ -1,5 +1,6 @@
 """How much a request wants the model to think, in the words of the model's chat template."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from tokenspeed.frontend.parsing.registry import REASONING_FORMATS, WholeFormat
@@ -39,6 +40,31 @@ def thinking_variables(effort: str | None, *, switch: str, reasoning_format: str
     on = effort not in _OFF
     value: bool | str = on if switch != "thinking_mode" else "enabled" if on else "disabled"
     return {switch: value, **({"reasoning_effort": effort} if on else {})}
+
+
+def reasoning_end(
+    reasoning_format: str, prompt_end: str, *, variables: Mapping[str, Any], switch: str, continues: bool
+) -> tuple[str, str]:
+    """Returns the text behind which the answer begins, "" where it begins at once; and the text that opens reasoning
+    where the prompt left it to the model whether it reasons, "" where that is settled.
+
+    Args:
+        reasoning_format, switch: of the served model's formats.
+        prompt_end: the last characters of the prompt.
+        variables: of the template; the switch among them may turn reasoning off.
+        continues: the prompt ends inside an answer.
+    """
+    known = REASONING_FORMATS.get(reasoning_format)
+    if known is None:
+        return "", ""
+    if isinstance(known, WholeFormat):
+        return ("" if continues or prompt_end.rstrip().endswith(known.answer) else known.answer), ""
+    if known.opened_by(prompt_end):
+        return known.closing, ""
+    is_off = bool(switch) and variables.get(switch) in (False, "disabled", *_OFF)
+    if continues or is_off or prompt_end.rstrip().endswith(known.closing):
+        return "", ""
+    return known.closing, known.opening
 
 
 def _wrong(what: str, code: str) -> ApiError:

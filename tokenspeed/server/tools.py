@@ -30,7 +30,8 @@ def offered_tools(tools: Sequence[Any] | None, choice: Any, *, tool_format: str)
         ApiError: 400, naming what is wrong with a declaration or the choice, or that the model has no format.
     """
     checked = _checked(tools or [])
-    chosen = _chosen(choice)
+    chosen, name = chosen_tool(choice)
+    _check_choice(checked, chosen, name)
     if not checked or chosen == "none":
         return []
     if not tool_format:
@@ -45,26 +46,28 @@ def offered_tools(tools: Sequence[Any] | None, choice: Any, *, tool_format: str)
     return checked
 
 
-def _chosen(choice: Any) -> str:
-    """Returns "auto" or "none"."""
+def chosen_tool(choice: Any) -> tuple[str, str]:
+    """Returns "auto", "none", "required" or "named", and the name of the one function that must be called."""
     if choice is None:
-        return "auto"
-    if choice in ("auto", "none"):
-        return str(choice)
-    named = choice.get("function", {}) if isinstance(choice, dict) and choice.get("type") == "function" else None
-    if choice != "required" and not (isinstance(named, dict) and isinstance(named.get("name"), str)):
+        return "auto", ""
+    if isinstance(choice, str) and choice in ("auto", "none", "required"):
+        return choice, ""
+    named = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(named, dict) or not isinstance(named.get("name"), str):
         raise _wrong(
             "tool_choice", 'must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}'
         )
-    _refuse_forced("tool_choice", "that the model must call a tool")
-    raise AssertionError("unreachable")
+    return "named", named["name"]
 
 
-def _refuse_forced(where: str, what: str) -> None:
-    """Refuses what only a grammar can promise."""
-    raise ApiError(
-        400, f"{where} asks {what}, which is not supported by this version", code="unsupported_field", param=where
-    )
+def _check_choice(tools: list[dict[str, Any]], chosen: str, name: str) -> None:
+    """Raises ApiError where something must be called that is not there."""
+    if chosen == "required" and not tools:
+        raise _wrong("tool_choice", 'is "required" and there are no tools; send tools, or another tool_choice')
+    names = [tool["function"]["name"] for tool in tools]
+    if chosen == "named" and name not in names:
+        known = f"the tools are {', '.join(names)}" if names else "there are no tools"
+        raise _wrong("tool_choice", f"names the function {name!r}, which is not among the tools: {known}")
 
 
 def _checked(tools: Sequence[Any]) -> list[dict[str, Any]]:
@@ -107,7 +110,9 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
         inner = f"{where}.{name}" if name in tool else f"{where}.function.{name}"
         raise ApiError(400, f"{inner} is not a field of a tool", code="unknown_field", param=inner)
     _check_function(function, f"{where}.function")
-    return {"type": "function", "function": {k: v for k, v in function.items() if k != "strict" and v is not None}}
+    shown = {key: value for key, value in function.items() if key != "strict" and value is not None}
+    shown.setdefault("parameters", {"type": "object", "properties": {}})  # what leaving it out means; templates read it
+    return {"type": "function", "function": shown}
 
 
 def _check_function(function: dict[str, Any], where: str) -> None:
@@ -116,11 +121,8 @@ def _check_function(function: dict[str, Any], where: str) -> None:
         raise _wrong(f"{where}.name", f"is {name!r}; a name is 1 to 64 letters, digits, dashes and underscores")
     if not isinstance(function.get("description"), str | None):
         raise _wrong(f"{where}.description", "must be text")
-    strict = function.get("strict")
-    if not isinstance(strict, bool | None):
+    if not isinstance(function.get("strict"), bool | None):
         raise _wrong(f"{where}.strict", "must be true or false")
-    if strict:
-        _refuse_forced(f"{where}.strict", "that arguments must follow their schema")
     parameters = function.get("parameters")
     if parameters is None:
         return

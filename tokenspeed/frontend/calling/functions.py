@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenspeed.frontend.parsing.typed import as_json, converted, resolved, types_of
 
-_DEFINITIONS = ("$defs", "definitions", "x-guidance")
+DEFINITIONS = ("$defs", "definitions", "x-guidance")
 _MAX_VALUES = 512
 _MAX_DEPTH = 4
 _TAG_NAME = re.compile(r'[^\s<>"&/](?:[^<>"&\n\r\t]*[^\s<>"&])?')
@@ -74,7 +74,7 @@ class Function:
         """The parameters in their order; those of which only the name is known as required come last."""
         root = self.parameters or {}
         properties, required = root.get("properties") or {}, root.get("required") or []
-        definitions = {key: root[key] for key in _DEFINITIONS if key in root}
+        definitions = {key: root[key] for key in DEFINITIONS if key in root}
         names = dict.fromkeys((*properties, *required))
         return [
             Parameter(name, _with(properties.get(name, {}), definitions), self.checked and name in required)

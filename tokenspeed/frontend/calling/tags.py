@@ -7,7 +7,7 @@ by its schema. Text is one of the values that the schema lists, or else any text
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenspeed.frontend.calling.functions import Function, Parameter, UnwritableCallError
+from tokenspeed.frontend.calling.functions import DEFINITIONS, Function, Parameter, UnwritableCallError
 from tokenspeed.frontend.calling.lark import BOUNDS, NOTHING, NUMBER, Lark
 from tokenspeed.frontend.calling.marked import Marked
 
@@ -93,7 +93,7 @@ minimax_m2 = Marked(
 _M3 = "]<]minimax[>["
 minimax_m3 = Marked(
     f"{_M3}<tool_call>",
-    _call(f'{_M3}<invoke name="NAME">', _between(f"{_M3}<KEY>", f"{_M3}</KEY>", _M3, after="\n"), f"{_M3}</invoke>\n"),
+    _call(f'{_M3}<invoke name="NAME">', _between(f"{_M3}<KEY>", f"{_M3}</KEY>", _M3), f"{_M3}</invoke>\n"),
     before="\n",
     end=f"{_M3}</tool_call>",
     one_block=True,
@@ -144,7 +144,7 @@ def said_values(lark: Lark, function: Function, parameter: Parameter, end: str, 
 def _only(parameter: Parameter, types: list[str]) -> dict[str, Any]:
     """The parameter's schema without text."""
     schema = dict(parameter.schema)
-    kept = {key: schema.pop(key) for key in ("$defs", "definitions", "x-guidance") if key in schema}
+    kept: dict[str, Any] = {key: schema.pop(key) for key in DEFINITIONS if key in schema}
     return {**kept, "allOf": [schema, {"type": types}]}
 
 

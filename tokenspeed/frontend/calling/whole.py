@@ -93,14 +93,21 @@ def kimi_k3(lark: Lark, wanted: Wanted) -> str:
 
 
 def _k3_call(lark: Lark, function: Function, count: str) -> str:
+    """Arguments stand each in an element of its own, or all in one."""
+    close = lark.written("<|close|>call<|sep|>")
+    each = lark.rule(parameters(lark, function, _k3_argument))
+    together = lark.rule(
+        f"{lark.written('<|open|>json<|sep|>')} {lark.json(function.schema)} {lark.written('<|close|>json<|sep|>')}"
+    )
     begin, middle = lark.written(f'<|open|>call tool="{function.name}" index="'), lark.written('"<|sep|>')
-    return f"{begin} {count} {middle} {parameters(lark, function, _k3_argument)} {lark.written('<|close|>call<|sep|>')}"
+    return f"{begin} {count} {middle} ({each} | {together}) {close}"
 
 
 def _k3_argument(lark: Lark, function: Function, parameter: Parameter) -> str:
     end = "<|close|>argument<|sep|>"
     types = sorted(parameter.types - {"string"})
     other = types[0] if len(types) == 1 else "object"
+    other = "number" if other == "integer" else other
     begin = {
         text: lark.written(f'<|open|>argument key="{parameter.name}" type="{kind}"<|sep|>')
         for text, kind in ((True, "string"), (False, other))

@@ -23,6 +23,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _IN_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 MARKERS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
+ANSWER = f"{_CHANNEL}final{_MESSAGE}"
 EFFORTS = ("low", "medium", "high")
 
 

@@ -20,6 +20,7 @@ _KINDS = (_TEXT, _THINKING, _CALL, _CALL_TEXT)
 _ENDS = ("<|end_message|>", "<|content_model_end_sampling|>", _MESSAGE)
 
 MARKERS = (*_KINDS, *_ENDS)
+ANSWER = _TEXT
 
 
 def grammar(out: Out, *, prompt_end: str, separate: bool) -> Callable[[Reader], Steps[None]]:

@@ -23,6 +23,7 @@ _THINK = f"{_OPEN}think{_SEPARATOR}"
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 MARKERS = (_OPEN, _CLOSE, _SEPARATOR)
+ANSWER = f"{_OPEN}response{_SEPARATOR}"
 
 
 def grammar(out: Out, *, prompt_end: str, separate: bool) -> Callable[[Reader], Steps[None]]:

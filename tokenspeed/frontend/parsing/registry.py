@@ -51,17 +51,20 @@ class ToolFormat:
 class WholeFormat:
     """How a family frames reasoning, answer and calls at once; it is named for tools and reasoning both.
 
-    ``efforts``: the words for reasoning_effort that the model knows.
+    Attributes:
+        answer: what begins the answer, behind the reasoning.
+        efforts: the words for reasoning_effort that the model knows.
     """
 
     grammar: AnswerGrammar
     markers: tuple[str, ...]
+    answer: str
     efforts: tuple[str, ...] = ()
 
 
-_GPT_OSS = WholeFormat(gpt_oss.grammar, gpt_oss.MARKERS, gpt_oss.EFFORTS)
-_INKLING = WholeFormat(inkling.grammar, inkling.MARKERS)
-_KIMI_K3 = WholeFormat(kimi_k3.grammar, kimi_k3.MARKERS)
+_GPT_OSS = WholeFormat(gpt_oss.grammar, gpt_oss.MARKERS, gpt_oss.ANSWER, gpt_oss.EFFORTS)
+_INKLING = WholeFormat(inkling.grammar, inkling.MARKERS, inkling.ANSWER)
+_KIMI_K3 = WholeFormat(kimi_k3.grammar, kimi_k3.MARKERS, kimi_k3.ANSWER)
 
 TOOL_FORMATS: dict[str, ToolFormat | WholeFormat] = {
     "deepseek_v3": ToolFormat(deepseek_v3.grammar_v3, deepseek_v3.MARKERS),

@@ -40,8 +40,8 @@ async def count_tokens(request: Request) -> Response:
     body, ignored = await read_json(request, CountTokensRequest, context.max_body_bytes, rules=RULES)
     context.check_model(body.model)
     with own_names(NAMES):
-        prompt, _ = await chat.prompt_of(context, _as_chat(context, body, ignored))
-        return json_response(TokenCount(len(prompt.token_ids)))
+        turn = await chat.turn_of(context, _as_chat(context, body, ignored))
+        return json_response(TokenCount(len(turn.prompt.token_ids)))
 
 
 def _as_chat(context: ServerContext, body: CountTokensRequest, ignored: list[str]) -> ChatRequest:
