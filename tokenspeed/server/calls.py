@@ -11,6 +11,7 @@ import msgspec
 from tokenspeed.frontend.calling.functions import Function, UnwritableCallError, Wanted
 from tokenspeed.frontend.calling.registry import CALL_GRAMMARS, call_grammar
 from tokenspeed.frontend.parsing.registry import TOOL_FORMATS, WholeFormat
+from tokenspeed.frontend.tokenizer import Tokenizer
 from tokenspeed.messages import MAX_CONSTRAINT_BYTES, Constraint
 from tokenspeed.server.constraints import Asked
 from tokenspeed.server.errors import ApiError
@@ -37,7 +38,7 @@ def call_constraint(
             has checked them.
         parallel: whether an answer may have several calls.
         tool_format: the served model's.
-        special: the names of the tokenizer's special tokens, and their ids.
+        special: see ``special_tokens``.
         prompt_end: the last characters of the prompt.
         answer: the request's own constraint. Beside tools that may be called it is what an answer without calls looks
             like, if it is JSON; the constraint that is returned has taken it in and names the same field.
@@ -66,6 +67,11 @@ def call_constraint(
     if len(text.encode("utf-8", "surrogatepass")) > MAX_CONSTRAINT_BYTES:
         raise _invalid(f"the schemas are too long: a grammar of at most {MAX_CONSTRAINT_BYTES} bytes is taken", field)
     return Asked(Constraint(kind="grammar", text=text), field if schema is None or answer is None else answer.field)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The names of a tokenizer's special tokens, and their ids."""
+    return {tokenizer.token_name(one): one for one in sorted(tokenizer.special_ids)}
 
 
 def frames_answer(tool_format: str) -> bool:

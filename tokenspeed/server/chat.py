@@ -16,7 +16,7 @@ from tokenspeed.frontend.parsing.parts import CallBegun
 from tokenspeed.frontend.request import Delta
 from tokenspeed.frontend.tokenizer import Tokenizer
 from tokenspeed.server.body import read_json
-from tokenspeed.server.calls import call_constraint, frames_answer
+from tokenspeed.server.calls import call_constraint, frames_answer, special_tokens
 from tokenspeed.server.chat_parts import deltas_of, finish_reason_of, message_of
 from tokenspeed.server.constraints import Asked, constraint_of
 from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
@@ -78,7 +78,7 @@ class ChatTurn:
 
 async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
     """Renders the conversation of a request; raises ApiError (400) for what contradicts itself or the model."""
-    formats, tokenizer = context.llm.config.formats, context.llm.tokenizer
+    formats = context.llm.config.formats
     tools = offered_tools(body.tools, body.tool_choice, tool_format=formats.tools)
     thinking = thinking_variables(
         body.reasoning_effort, switch=formats.thinking_switch, reasoning_format=formats.reasoning
@@ -95,7 +95,7 @@ async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
         body.tool_choice,
         parallel=body.parallel_tool_calls is not False,
         tool_format=formats.tools,
-        special={tokenizer.token_name(one): one for one in tokenizer.special_ids},
+        special=special_tokens(context.llm.tokenizer),
         prompt_end=prompt.end,
         answer=constraint_of(body),
     )
