@@ -29,6 +29,7 @@ EVERYWHERE: list[dict[str, Any]] = [
     {"anyOf": [{"type": "string"}, {"type": "null"}]},
     {"anyOf": [{"const": "none"}, {"type": "null"}]},
     {"enum": ["5", 5, None, True]},
+    {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 3},
     {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
     {
         "type": "object",

@@ -1,5 +1,6 @@
 """What is to be called: functions, their parameters, and the values that these may have."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,10 @@ class Wanted:
 
 
 def _with(schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    return {**definitions, **schema} if isinstance(schema, Mapping) else dict(definitions)
+    """The schema with the definitions, if it refers to any: a grammar would hold them once for each parameter."""
+    known = dict(schema) if isinstance(schema, Mapping) else {}
+    refers = '"$ref"' in json.dumps(known)
+    return {**{key: one for key, one in definitions.items() if refers or key == "x-guidance"}, **known}
 
 
 def listed_values(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any] | None:

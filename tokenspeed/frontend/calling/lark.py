@@ -11,6 +11,8 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,64}"
 
 NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+-]?[0-9]{1,2})?/"
 """A number of JSON and of Python that no reader takes for an infinity."""
+_SCALARS = ("string", "integer", "number", "boolean", "null")
+"""Types without white space in them."""
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
 NOTHING = '""'
@@ -51,6 +53,8 @@ class Lark:
 
     def json(self, schema: Mapping[str, Any]) -> str:
         """JSON text that conforms to a schema."""
+        if schema.get("type") in _SCALARS:
+            return self.rule("%json " + json.dumps({key: schema[key] for key in schema if key != "x-guidance"}))
         options = {"whitespace_pattern": _WHITESPACE, **(schema.get("x-guidance") or {})}
         return self.rule("%json " + json.dumps({**schema, "x-guidance": options}))
 

@@ -25,8 +25,10 @@ def value(lark: Lark, function: Function, parameter: Parameter, end: str, *never
     texts = parameter.texts() if function.checked else None
     if texts is not None:
         return listed(lark, function, parameter, texts, end, *never)
-    if not function.checked or "string" in parameter.types:
+    if "string" in parameter.types:
         return lark.until(end, *never)
+    if not function.checked:
+        return f"{lark.json({'type': sorted(parameter.types)})} {lark.written(end)}"
     return f"{_json(lark, parameter, parameter.schema)} {lark.written(end)}"
 
 

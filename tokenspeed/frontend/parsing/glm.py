@@ -11,7 +11,7 @@ frontend/templates/glm.jinja). Text is written as it is, every other value as JS
 
 from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.reader import Reader, Steps
-from tokenspeed.frontend.parsing.typed import Tools, TypedArguments
+from tokenspeed.frontend.parsing.typed import Tools, TypedArguments, value_through
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
@@ -46,7 +46,7 @@ def _arguments(reader: Reader, out: Out, arguments: TypedArguments, mark: str) -
             out.content("".join(key))  # a key without a value
             continue
         arguments.open("".join(key).strip())
-        mark = yield from reader.through((_VALUE_END, _CALL_END), arguments.push)
+        mark = yield from value_through(reader, out, arguments, (_VALUE_END, _CALL_END))
         if not mark:
             arguments.cut()
             return

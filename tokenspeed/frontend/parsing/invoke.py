@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.reader import Reader, Steps
-from tokenspeed.frontend.parsing.typed import NOT_TEXT, TEXT, Tools, TypedArguments
+from tokenspeed.frontend.parsing.typed import NOT_TEXT, TEXT, Tools, TypedArguments, value_through
 
 _NAME = re.compile(r'\bname="([^"]*)"')
 _IS_TEXT = re.compile(r'\bstring="(true|false)"')
@@ -74,7 +74,8 @@ class InvokeTags:
         name, said = _NAME.search(written), _IS_TEXT.search(written)
         types = None if said is None else TEXT if said[1] == "true" else NOT_TEXT
         arguments.open(name[1] if name else written.strip(), types)
-        end = yield from reader.through((self.parameter_end, self.invoke_end, *self.closings), arguments.push)
+        ends = (self.parameter_end, self.invoke_end, *self.closings)
+        end = yield from value_through(reader, out, arguments, ends)
         if not end:
             arguments.cut()
             return ""

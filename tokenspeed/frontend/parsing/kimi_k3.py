@@ -40,6 +40,8 @@ def grammar(out: Out, *, prompt_end: str, separate: bool) -> Callable[[Reader], 
             name, _, rest = "".join(pieces).partition(" ")
             if mark == _OPEN:
                 elements.opened(name, dict(_ATTRIBUTE.findall(rest)))
+                if out.valid_calls and elements.holds_json and (yield from reader.peek()) in ("{", "["):
+                    yield from reader.json_value(elements.text)
             else:
                 elements.closed(name)
         elements.cut()
@@ -48,7 +50,10 @@ def grammar(out: Out, *, prompt_end: str, separate: bool) -> Callable[[Reader], 
 
 
 class _Elements:
-    """What the text at this place is, by the elements that are open."""
+    """What the text at this place is, by the elements that are open.
+
+    ``holds_json``: the element opened last holds JSON.
+    """
 
     def __init__(self, out: Out, separate: bool) -> None:
         self._out = out
@@ -56,11 +61,13 @@ class _Elements:
         self._sink: Sink = out.content
         self._call: TypedArguments | None = None
         self._in_argument = False
+        self.holds_json = False
 
     def text(self, text: str) -> None:
         self._sink(text)
 
     def opened(self, name: str, attributes: dict[str, str]) -> None:
+        self.holds_json = False
         said = {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in attributes.items()}
         if name == "think":
             self._out.in_reasoning = True
@@ -73,8 +80,10 @@ class _Elements:
             self._close_argument()
             self._call.open(said.get("key", ""), TEXT if said.get("type", "string") == "string" else NOT_TEXT)
             self._sink, self._in_argument = self._call.push, True
+            self.holds_json = not self._call.may_be_text
         elif name == "json" and self._call is not None:
             self._sink = Trimmed(self._out.arguments).push
+            self.holds_json = True
         elif name in ("response", "tools"):
             self.closed("think")
 

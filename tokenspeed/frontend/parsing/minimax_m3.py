@@ -7,7 +7,7 @@
     ]<]minimax[>[</tool_call>
 
 Source: the chat template of MiniMaxAI/MiniMax-M3 as public readers of it describe it. Objects are tags in tags, lists
-are tags named ``item``; values have the types that the tool declares.
+are tags named ``item``; values have the types that the tool declares. Under a constraint, objects and lists are JSON.
 """
 
 import re
@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenspeed.frontend.parsing.out import Out
 from tokenspeed.frontend.parsing.reader import Reader, Steps
-from tokenspeed.frontend.parsing.typed import Tools, TypedArguments, as_json, converted, types_of
+from tokenspeed.frontend.parsing.typed import Tools, TypedArguments, as_json, converted, types_of, value_through
 
 _TOKEN = "]<]minimax[>["
 _CALLS, _CALLS_END = f"{_TOKEN}<tool_call>", f"{_TOKEN}</tool_call>"
@@ -55,7 +55,7 @@ def _call(reader: Reader, out: Out, tools: Tools) -> Steps[None]:
         yield from reader.space()
         mark = yield from reader.starts(_INVOKE_END, _CALLS_END, _TAG)
         if mark == _TAG:
-            if not (yield from _parameter(reader, tools, name[1], arguments)):
+            if not (yield from _parameter(reader, out, tools, name[1], arguments)):
                 return
             continue
         if not mark and (yield from reader.peek()):
@@ -66,15 +66,15 @@ def _call(reader: Reader, out: Out, tools: Tools) -> Steps[None]:
         arguments.end()
 
 
-def _parameter(reader: Reader, tools: Tools, function: str, arguments: TypedArguments) -> Steps[bool]:
+def _parameter(reader: Reader, out: Out, tools: Tools, function: str, arguments: TypedArguments) -> Steps[bool]:
     """Takes one parameter from behind its token; returns whether it was whole."""
     tag: list[str] = []
     if not (yield from reader.through((">",), tag.append)):
         return False
     name = "".join(tag)
     arguments.open(name)
-    if arguments.streams:
-        whole = bool((yield from reader.through((f"{_END_TAG}{name}>",), arguments.push)))
+    if arguments.streams or out.valid_calls:
+        whole = bool((yield from value_through(reader, out, arguments, (f"{_END_TAG}{name}>",))))
     else:
         tree = yield from _tree(reader)
         whole = tree is not None

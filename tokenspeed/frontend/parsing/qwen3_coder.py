@@ -16,7 +16,7 @@ Some begin a call without closing their reasoning (vllm-project/vllm pull reques
 
 from tokenspeed.frontend.parsing.out import Out, Unwrapped
 from tokenspeed.frontend.parsing.reader import Reader, Steps
-from tokenspeed.frontend.parsing.typed import Tools, TypedArguments
+from tokenspeed.frontend.parsing.typed import Tools, TypedArguments, value_through
 
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -64,7 +64,8 @@ def _parameter(reader: Reader, out: Out, arguments: TypedArguments) -> Steps[str
         out.content(_PARAMETER + "".join(header))
         return ""
     arguments.open("".join(header).strip())
-    end = yield from reader.through((_PARAMETER_END, _FUNCTION_END, _CALL_END), Unwrapped(arguments.push).push)
+    ends = (_PARAMETER_END, _FUNCTION_END, _CALL_END)
+    end = yield from value_through(reader, out, arguments, ends, Unwrapped(arguments.push).push)
     if not end:
         arguments.cut()
         return ""

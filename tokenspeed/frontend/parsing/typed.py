@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenspeed.frontend.parsing.out import Out
+from tokenspeed.frontend.parsing.reader import Reader, Sink, Steps
 
 _ALL = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _MAX_DEPTH = 4
@@ -185,9 +186,27 @@ class TypedArguments:
         self._out.end()
 
     @property
+    def may_be_text(self) -> bool:
+        return "string" in self._types
+
+    @property
     def streams(self) -> bool:
         """Whether the value is a text, which is written while it comes."""
         return self._types == {"string"}
+
+
+def value_through(
+    reader: Reader, out: Out, arguments: TypedArguments, ends: tuple[str, ...], sink: Sink | None = None
+) -> Steps[str]:
+    """Takes a value through one of ``ends``, which it returns; "" where the answer ended before.
+
+    ``sink`` takes it, for ``arguments`` in the end. In valid calls an object or a list may hold an end in a text.
+    """
+    if out.valid_calls and not arguments.may_be_text:
+        yield from reader.space()
+        if (yield from reader.peek()) in ("{", "["):
+            yield from reader.json_value(arguments.push)
+    return (yield from reader.through(ends, sink or arguments.push))
 
 
 TEXT = frozenset({"string"})
