@@ -1,8 +1,11 @@
 """The other doors against the real server of the real default model: they say what chat completions say."""
 
+import json
+import re
 from typing import Any
 
 import anthropic
+import jsonschema
 import openai
 import pytest
 from running_server import RunningServer
@@ -57,3 +60,36 @@ def test_generate(server: RunningServer) -> None:
     assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"] and len(meta["output_token_logprobs"]) == 12
     ours = [triple[0] for triple in meta["output_token_logprobs"]]
     assert ours == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-4)
+
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "large": {"type": "boolean"}},
+    "required": ["city", "large"],
+    "additionalProperties": False,
+}
+
+
+def test_messages_of_a_schema(server: RunningServer) -> None:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        form: Any = {"format": {"type": "json_schema", "schema": CITY}}
+        message = client.messages.create(model=MODEL, messages=QUESTION, max_tokens=96, output_config=form)
+    assert message.stop_reason == "end_turn" and isinstance(message.content[0], anthropic.types.TextBlock)
+    jsonschema.validate(json.loads(message.content[0].text), CITY)
+
+
+def test_responses_of_a_schema(server: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        form: Any = {"format": {"type": "json_schema", "name": "city", "schema": CITY, "strict": True}}
+        response = client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=96, text=form)
+        assert response.status == "completed"
+        jsonschema.validate(json.loads(response.output_text), CITY)
+        wrong: Any = {"format": {**form["format"], "schema": {"type": "object", "not": {}}}}
+        with pytest.raises(openai.BadRequestError, match=re.escape("text.format.schema")):
+            client.responses.create(model=MODEL, input=QUESTION, text=wrong)
+
+
+def test_generate_of_an_expression(server: RunningServer) -> None:
+    body = {"text": "Call me at", "sampling_params": {"regex": "[0-9]{3}-[0-9]{4}", "max_new_tokens": 32}}
+    answer = server.client.post("/generate", json=body).json()
+    assert re.fullmatch("[0-9]{3}-[0-9]{4}", answer["text"]) and answer["meta_info"]["finish_reason"]["type"] == "stop"

@@ -154,7 +154,7 @@ async def test_streams_say_the_same_as_whole_answers(
         ({"sampling_params": {"min_new_tokens": 200}}, "sampling_params.min_new_tokens", "invalid_value", "128"),
         ({"sampling_params": {"stop": ["a", ""]}}, "sampling_params.stop[1]", "invalid_value", "length"),
         ({"sampling_params": {"logit_bias": {"x": 1}}}, "sampling_params.logit_bias", "invalid_value", "'x'"),
-        ({"sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema", "unsupported_field", "structured"),
+        ({"sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex", "unsupported_field", "use stop"),
         ({"sampling_params": {"temprature": 1}}, "sampling_params.temprature", "unknown_field", "temperature"),
         ({"top_logprobs_num": 1}, "top_logprobs_num", "invalid_value", "return_logprob"),
         ({"logprob_start_len": 0}, "logprob_start_len", "invalid_value", "return_logprob"),

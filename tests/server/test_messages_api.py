@@ -193,7 +193,7 @@ CALL = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
         ({"thinking": {"type": "maybe"}}, "thinking.type is 'maybe'"),
         ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort is 'huge'"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "structured output"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema is missing"),
         ({"mcp_servers": [{"url": "x"}]}, "calls no tools itself"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "never edited in silence"),
         ({"stop_sequence": ["x"]}, "did you mean stop_sequences"),

@@ -271,7 +271,6 @@ async def test_fields_without_effect_are_counted_once_a_request(client: httpx.As
         ({"temperature": 3}, "temperature", "invalid_value", "2"),
         ({"metadata": {"a": 1}}, "metadata[...]", "invalid_value", "str"),
         ({"previous_response_id": "resp_x"}, "previous_response_id", "previous_response_not_found", "resp_x"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_field", "structured"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "unsupported_field", "instructions"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]", "unsupported_field", "log-prob"),
         ({"truncation": "auto"}, "truncation", "unsupported_field", "silence"),

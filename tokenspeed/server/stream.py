@@ -88,11 +88,19 @@ class GenerationStream(Response):
     the writer says, either way. A client that leaves cancels the generation, one that reads too slowly fails it.
     """
 
-    def __init__(self, generation: Generation, writer: ChunkWriter, headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        writer: ChunkWriter,
+        headers: dict[str, str],
+        own_name: Callable[[ApiError], ApiError] = lambda error: error,
+    ) -> None:
+        """``own_name`` gives errors the names that fields have at the door."""
         super().__init__()
         self._start = [*_HEADERS, *((name.encode(), value.encode("latin-1")) for name, value in headers.items())]
         self._generation = generation
         self._writer = writer
+        self._own_name = own_name
         self._begun = False
         self._keep_alive_s = 0.0
 
@@ -114,9 +122,10 @@ class GenerationStream(Response):
         except FrontendError as error:
             if isinstance(error, ReaderTooSlow):
                 context.metrics.stream_cut("buffer")
+            told = self._own_name(from_frontend(error))
             if not self._begun:
-                raise from_frontend(error) from error  # answered like any other error
-            last = self._writer.failed(from_frontend(error)) + self._writer.done
+                raise told from error  # answered like any other error
+            last = self._writer.failed(told) + self._writer.done
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             generation.cancel()

@@ -84,16 +84,18 @@ def own_names(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except FrontendError as error:
-        raise _renamed(from_frontend(error), names) from error
+        raise renamed(from_frontend(error), names) from error
     except ApiError as error:
-        raise _renamed(error, names) from error
+        raise renamed(error, names) from error
 
 
-def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """Returns the error with the name that the field at fault has at a door: the whole of it is looked up in ``names``,
+    then what it begins with."""
     body = error.body.error
     param = body.param or ""
     head = param.partition(".")[0].partition("[")[0]
     # tools stand without "function" around them at the other doors; a place in the messages is not the same there
-    name = param.replace(".function.", ".") if head == "tools" else names.get(head, param)
+    name = param.replace(".function.", ".") if head == "tools" else names.get(param) or names.get(head, param)
     message = name + body.message.removeprefix(param) if param and body.message.startswith(param) else body.message
     return ApiError(error.status, message, code=body.code, param=name, kind=body.type, headers=error.headers)

@@ -1,6 +1,6 @@
 """The request bodies of Anthropic's door. Every field here is honoured; RULES says what becomes of the others."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -29,7 +29,7 @@ REFUSED = {
     "mcp_servers": "this server calls no tools itself",
     "context_management": "conversations are never edited in silence; send what the model is to read",
     "compaction": "conversations are never edited in silence; send what the model is to read",
-    "output_format": "structured output is not supported by this version",
+    "output_format": "it is the old name; send output_config.format",
     "fallbacks": _ONE_SERVER,
     "fallback_credit_token": _ONE_SERVER,
     "billing_policy": "this server bills nobody",
@@ -107,9 +107,16 @@ class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     display: str | None = None
 
 
+class OutputFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text of the answer must look like."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
 class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: str | None = None
-    format: Any = None
+    format: OutputFormat | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):

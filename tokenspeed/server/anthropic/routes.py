@@ -12,10 +12,11 @@ from tokenspeed.server.anthropic.requests import RULES, CountTokensRequest, Mess
 from tokenspeed.server.anthropic.translate import NAMES, chat_fields
 from tokenspeed.server.body import read_json
 from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
+from tokenspeed.server.errors import ApiError
 from tokenspeed.server.requests import ChatRequest
 from tokenspeed.server.segments import SegmentReader
 from tokenspeed.server.stream import DisconnectWatch, GenerationStream
-from tokenspeed.server.turns import chat_request, own_names
+from tokenspeed.server.turns import chat_request, own_names, renamed
 
 
 async def messages(request: Request) -> Response:
@@ -29,7 +30,8 @@ async def messages(request: Request) -> Response:
     with own_names(NAMES):
         generation = await chat.start(context, _as_chat(context, body, ignored), request_id)
         if body.stream:
-            return GenerationStream(generation, MessageWriter(generation, name=name, model=body.model), headers)
+            writer = MessageWriter(generation, name=name, model=body.model)
+            return GenerationStream(generation, writer, headers, _own_name)
         async with DisconnectWatch(request.receive, generation.cancel):
             return json_response(await _whole(generation, name, body.model), headers=headers)
 
@@ -49,6 +51,10 @@ def _as_chat(context: ServerContext, body: CountTokensRequest, ignored: list[str
     fields = chat_fields(body, ignored, switchable=bool(formats.thinking_switch), reasons=bool(formats.reasoning))
     context.metrics.fields_ignored(dict.fromkeys(ignored))
     return chat_request(fields)
+
+
+def _own_name(error: ApiError) -> ApiError:
+    return renamed(error, NAMES)
 
 
 async def _whole(generation: Generation, name: str, model: str) -> MessageBody:

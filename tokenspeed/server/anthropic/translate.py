@@ -11,6 +11,7 @@ from tokenspeed.server.anthropic.requests import (
     InnerBlock,
     Message,
     MessagesRequest,
+    OutputConfig,
     Tool,
     ToolChoice,
 )
@@ -41,7 +42,11 @@ _REFUSED = {
 }
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
-NAMES = {"prompt": "messages", "reasoning_effort": "output_config.effort"}
+NAMES = {
+    "prompt": "messages",
+    "reasoning_effort": "output_config.effort",
+    "response_format.json_schema.schema": "output_config.format.schema",
+}
 """What fields of chat completions are called here."""
 
 _THOUGHTS = ("enabled", "adaptive", "between_tools", "disabled")
@@ -66,6 +71,7 @@ def chat_fields(body: CountTokensRequest, ignored: list[str], *, switchable: boo
         "tools": translator.tools(body.tools or []),
         "reasoning_effort": translator.effort(body, switchable=switchable, reasons=reasons),
         "continue_final_message": True if body.messages[-1].role == "assistant" else None,
+        "response_format": _response_format(body.output_config),
         **_choice(body.tool_choice),
     }
     if isinstance(body, MessagesRequest):
@@ -104,8 +110,6 @@ class _Translator:
         """``reasoning_effort``, of what ``thinking`` and ``output_config`` say; None where neither says anything."""
         thinking, config = body.thinking, body.output_config
         effort = None if config is None else config.effort
-        if config is not None and config.format is not None:
-            raise _unsupported("output_config.format", "structured output is not supported by this version")
         if effort is not None and effort not in _EFFORTS:
             raise _wrong("output_config.effort", f"is {effort!r}; it must be one of {', '.join(_EFFORTS)}")
         if not switchable and effort is not None:
@@ -217,6 +221,12 @@ class _Translator:
         if tool.strict:
             function["strict"] = True
         return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _response_format(config: OutputConfig | None) -> dict[str, Any] | None:
+    if config is None or config.format is None:
+        return None
+    return {"type": "json_schema", "json_schema": {"schema": config.format.schema}}
 
 
 def _choice(choice: ToolChoice | None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ DEFAULT_NEW_TOKENS = 128
 """SGLang's own default."""
 
 _TEXT_ONLY = "this server reads and writes text only"
-_NO_STRUCTURE = "structured output is not supported by this version"
 _NO_ADAPTERS = "adapters are not supported by this version"
 
 RULES = FieldRules(
@@ -53,10 +52,6 @@ SAMPLING_RULES = FieldRules(
         "stream_interval": "a stream shows what there is",
     },
     refused={
-        "json_schema": _NO_STRUCTURE,
-        "regex": _NO_STRUCTURE,
-        "ebnf": _NO_STRUCTURE,
-        "structural_tag": _NO_STRUCTURE,
         "stop_regex": "use stop",
         "custom_params": "this server runs no code of its clients",
     },
@@ -84,6 +79,10 @@ SAMPLING_NAMES = {
             "ignore_eos",
             "skip_special_tokens",
             "logit_bias",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "structural_tag",
         )
     },
 }

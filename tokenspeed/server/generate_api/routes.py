@@ -30,7 +30,8 @@ async def generate(request: Request) -> Response:
         several = body.is_batch or sum(one.n for one in requests) > 1
         writer = AnswerWriter(body, context.llm.tokenizer, generation.started_at)
         if body.stream:
-            return GenerationStream(generation, GenerateChunkWriter(writer, generation, several=several), headers)
+            chunks = GenerateChunkWriter(writer, generation, several=several)
+            return GenerationStream(generation, chunks, headers, own_name)
         async with DisconnectWatch(request.receive, generation.cancel):
             results = await collect(generation)
         prompts = prompts_of_choices(generation)

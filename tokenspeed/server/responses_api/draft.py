@@ -86,8 +86,22 @@ def _opening(body: ResponsesRequest, name: str, defaults: Mapping[str, float | i
         reasoning={"effort": None if reasoning is None else reasoning.effort, "summary": None},
         store=body.store is not False,
         temperature=defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
-        text={"format": {"type": "text"}},
+        text={"format": _format(body)},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=[{**msgspec.structs.asdict(tool), "strict": bool(tool.strict)} for tool in read_tools(body.tools or [])],
         top_p=defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
     )
+
+
+def _format(body: ResponsesRequest) -> dict[str, Any]:
+    """What the text was to look like, as clients read it back: they need a name and ``strict`` beside every schema."""
+    form = None if body.text is None else body.text.format
+    if form is None or form.type != "json_schema":
+        return {"type": "text" if form is None else form.type}
+    return {
+        "type": form.type,
+        "name": form.name or "",
+        "description": form.description,
+        "schema": form.schema,
+        "strict": form.strict is not False,
+    }

@@ -59,8 +59,19 @@ class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     generate_summary: str | None = None
 
 
+class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text must look like; all but ``type`` go with type json_schema, where ``schema`` must be there. Every
+    answer conforms, ``strict`` or not."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
 class TextConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    format: dict[str, Any] | None = None
+    format: TextFormat | None = None
     verbosity: str | None = None
 
 

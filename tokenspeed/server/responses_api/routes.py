@@ -21,7 +21,7 @@ from tokenspeed.server.responses_api.store import StoredResponse
 from tokenspeed.server.responses_api.translate import NAMES, chat_fields
 from tokenspeed.server.segments import SegmentReader
 from tokenspeed.server.stream import DisconnectWatch, GenerationStream
-from tokenspeed.server.turns import chat_request, own_names
+from tokenspeed.server.turns import chat_request, own_names, renamed
 
 MOST_LISTED = 100
 QUERIES: dict[str, dict[str, Any]] = {
@@ -48,10 +48,14 @@ async def create(request: Request) -> Response:
     defaults = context.llm.config.api.default_sampling
     draft = Draft(body, context.responses, input_items=items, history=history, defaults=defaults)
     if body.stream:
-        return GenerationStream(generation, ResponseWriter(draft, generation), headers)
+        return GenerationStream(generation, ResponseWriter(draft, generation), headers, _own_name)
     with own_names(NAMES):
         async with DisconnectWatch(request.receive, generation.cancel):
             return json_response(await _whole(draft, generation), headers=headers)
+
+
+def _own_name(error: ApiError) -> ApiError:
+    return renamed(error, NAMES)
 
 
 async def retrieve(request: Request) -> Response:

@@ -26,8 +26,12 @@ NAMES = {
     "prompt": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
 }
 """What fields of chat completions are called here."""
+
+_OF_A_SCHEMA = ("schema", "name", "description", "strict")
 
 
 def chat_fields(body: ResponsesRequest, items: Sequence[dict[str, Any]], ignored: list[str]) -> dict[str, Any]:
@@ -41,7 +45,6 @@ def chat_fields(body: ResponsesRequest, items: Sequence[dict[str, Any]], ignored
     Raises:
         ApiError: 400, naming what cannot be honoured.
     """
-    check_text(body.text)
     _check_values(body, ignored)
     tools = read_tools(body.tools or [])
     choice, tools = _choice(body.tool_choice, tools)
@@ -52,19 +55,30 @@ def chat_fields(body: ResponsesRequest, items: Sequence[dict[str, Any]], ignored
         "tools": [_nested(tool) for tool in tools] or None,
         "tool_choice": choice,
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
+        "response_format": _response_format(body.text),
         **{name: getattr(body, name) for name in SAME_NAMES},
     }
 
 
-def check_text(text: TextConfig | None) -> None:
-    """Raises ApiError (400) for every form of text but plain: this is the place where structured output is refused."""
+def _response_format(text: TextConfig | None) -> dict[str, Any] | None:
+    """``response_format`` as chat completions have it; raises ApiError (400)."""
     if text is None:
-        return
-    kind = None if text.format is None else text.format.get("type")
-    if text.format is not None and kind != "text":
-        raise _unsupported("text.format", f"{kind!r}: structured output is not supported by this version")
+        return None
     if text.verbosity not in (None, "medium"):
         raise _unsupported("text.verbosity", "the model has no such setting; say it in the instructions")
+    form = text.format
+    if form is None:
+        return None
+    given = {name: value for name in _OF_A_SCHEMA if (value := getattr(form, name)) is not None}
+    if form.type == "json_schema":
+        if form.schema is None:
+            where = "text.format.schema"
+            raise ApiError(400, f"{where} is missing", code="missing_field", param=where)
+        return {"type": form.type, "json_schema": given}
+    if given:
+        where = f"text.format.{next(iter(given))}"
+        raise ApiError(400, f"{where} goes with type json_schema", code="invalid_value", param=where)
+    return {"type": form.type}
 
 
 def read_tools(tools: Sequence[dict[str, Any]]) -> list[FunctionTool]:
