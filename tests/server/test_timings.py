@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from named_events import named_events
 from scripted_engine import MODEL, Stack, say
 
 from tokenspeed.frontend.timings import Timings
@@ -55,6 +56,40 @@ async def test_timings_in_the_answer(stack: Stack, client: httpx.AsyncClient, pa
     assert chunk["usage"]["completion_tokens"] == 5 and list(chunk["timings"]) == NAMES
 
 
+@pytest.mark.parametrize("how", ["field", "header"])
+async def test_timings_at_the_other_doors(stack: Stack, client: httpx.AsyncClient, how: str) -> None:
+    stack.engine.script = say("abcd")
+    headers = {"X-Request-Timings": "1"} if how == "header" else {}
+    field = {"return_timings": True} if how == "field" else {}
+
+    async def ask(path: str, **body: Any) -> httpx.Response:
+        return await client.post(path, json={**body, **field}, headers=headers)
+
+    message = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+    check((await ask("/v1/messages", **message)).json()["timings"])
+    *before, last, stop = named_events((await ask("/v1/messages", **message, stream=True)).text)
+    assert stop == {"type": "message_stop"} and "timings" not in json.dumps(before)
+    assert last["usage"]["output_tokens"] == 5
+    check(last["timings"])
+
+    asked = {"model": MODEL, "input": "x"}
+    response = (await ask("/v1/responses", **asked)).json()
+    check(response["timings"])
+    kept = (await client.get(f"/v1/responses/{response['id']}")).json()
+    assert kept["timings"] == response["timings"]
+    *before, last = named_events((await ask("/v1/responses", **asked, stream=True)).text, ends_with_done=True)
+    assert last["type"] == "response.completed" and "timings" not in json.dumps(before)
+    check(last["response"]["timings"])
+
+    check((await ask("/generate", text="abc")).json()["meta_info"]["timings"])
+    two: list[Any] = (await ask("/generate", text=["abc", "abd"])).json()
+    assert two[0]["meta_info"]["timings"] == two[1]["meta_info"]["timings"]
+    text = (await ask("/generate", text="abc", stream=True)).text
+    *rest, end, done = [line.removeprefix("data: ") for line in text.strip().split("\n\n")]
+    assert done == "[DONE]" and not any("timings" in one for one in rest)
+    check(json.loads(end)["meta_info"]["timings"])
+
+
 def check(timings: dict[str, Any]) -> None:
     assert list(timings) == NAMES
     assert timings["queue_s"] == 0.0 and timings["cached_tokens"] == 3
@@ -68,6 +103,17 @@ async def test_nobody_gets_timings_unasked(client: httpx.AsyncClient) -> None:
     headers = {"X-Request-Timings": "0"}
     answer = await client.post("/v1/completions", json={**asked, "stream": True}, headers=headers)
     assert "timings" not in answer.text
+
+
+async def test_nobody_gets_timings_unasked_at_the_other_doors(client: httpx.AsyncClient) -> None:
+    for path, asked in (
+        ("/v1/messages", {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/responses", {"model": MODEL, "input": "x"}),
+        ("/generate", {"text": "x"}),
+    ):
+        for stream in (False, True):
+            answer = await client.post(path, json={**asked, "stream": stream})
+            assert answer.status_code == 200 and "timings" not in answer.text
 
 
 async def test_histograms(stack: Stack, client: httpx.AsyncClient) -> None:

@@ -10,6 +10,7 @@ import pydantic_core
 from tokenspeed.frontend.request import Usage
 from tokenspeed.messages import FinishReason
 from tokenspeed.server.segments import Segment
+from tokenspeed.server.timings import TimingsBody
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -56,6 +57,8 @@ class UsageBody(msgspec.Struct, kw_only=True):
 
 
 class MessageBody(msgspec.Struct, kw_only=True):
+    """``timings`` is not Anthropic's."""
+
     id: str
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
@@ -64,6 +67,7 @@ class MessageBody(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: UsageBody
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenCount(msgspec.Struct):

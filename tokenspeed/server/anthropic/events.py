@@ -17,6 +17,7 @@ from tokenspeed.server.error_shapes import anthropic_content
 from tokenspeed.server.errors import ApiError
 from tokenspeed.server.segments import Closed, Grown, Opened, Segment, SegmentReader, Step
 from tokenspeed.server.stream import ChunkWriter, named_event
+from tokenspeed.server.timings import TimingsBody, timings_of
 
 
 class _Tagged(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -69,6 +70,7 @@ class MessageEnd(msgspec.Struct, kw_only=True):
 class MessageDelta(_Tagged, tag="message_delta"):
     delta: MessageEnd
     usage: UsageBody
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class MessageStop(_Tagged, tag="message_stop"):
@@ -81,10 +83,11 @@ Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta
 class MessageWriter(ChunkWriter):
     """Writes one message as events; there is one choice."""
 
-    def __init__(self, generation: Generation, *, name: str, model: str) -> None:
+    def __init__(self, generation: Generation, *, name: str, model: str, return_timings: bool | None = None) -> None:
         self._generation = generation
         self._name = name
         self._model = model
+        self._return_timings = return_timings
         self._reader = SegmentReader(generation)
         self._begun = False
         self._end: MessageEnd | None = None
@@ -111,7 +114,9 @@ class MessageWriter(ChunkWriter):
         if self._end is None:
             return b""
         usage = UsageBody.of(self._generation.usage)
-        return self._event(MessageDelta(delta=self._end, usage=usage)) + self._event(MessageStop())
+        timings = timings_of(self._generation, self._return_timings)
+        last = MessageDelta(delta=self._end, usage=usage, timings=timings)
+        return self._event(last) + self._event(MessageStop())
 
     def failed(self, error: ApiError) -> bytes:
         return named_event("error", anthropic_content(error))

@@ -138,3 +138,4 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    return_timings: bool | None = None  # not Anthropic's: as in chat completions

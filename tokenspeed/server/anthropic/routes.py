@@ -16,6 +16,7 @@ from tokenspeed.server.errors import ApiError
 from tokenspeed.server.requests import ChatRequest
 from tokenspeed.server.segments import SegmentReader
 from tokenspeed.server.stream import DisconnectWatch, GenerationStream
+from tokenspeed.server.timings import timings_of
 from tokenspeed.server.turns import chat_request, own_names, renamed
 
 
@@ -30,10 +31,10 @@ async def messages(request: Request) -> Response:
     with own_names(NAMES):
         generation = await chat.start(context, _as_chat(context, body, ignored), request_id)
         if body.stream:
-            writer = MessageWriter(generation, name=name, model=body.model)
+            writer = MessageWriter(generation, name=name, model=body.model, return_timings=body.return_timings)
             return GenerationStream(generation, writer, headers, _own_name)
         async with DisconnectWatch(request.receive, generation.cancel):
-            return json_response(await _whole(generation, name, body.model), headers=headers)
+            return json_response(await _whole(generation, name, body), headers=headers)
 
 
 async def count_tokens(request: Request) -> Response:
@@ -57,16 +58,17 @@ def _own_name(error: ApiError) -> ApiError:
     return renamed(error, NAMES)
 
 
-async def _whole(generation: Generation, name: str, model: str) -> MessageBody:
+async def _whole(generation: Generation, name: str, body: MessagesRequest) -> MessageBody:
     (result,) = await collect(generation)
     reader = SegmentReader(generation)
     reader.take(result.as_delta())
     reason, sequence = stop_of(result.finish_reason, result.matched_stop, called=reader.called)
     return MessageBody(
         id=name,
-        model=model,
+        model=body.model,
         content=[block_of(segment) for segment in reader.segments],
         stop_reason=reason,
         stop_sequence=sequence,
         usage=UsageBody.of(generation.usage),
+        timings=timings_of(generation, body.return_timings),
     )

@@ -7,11 +7,12 @@ from typing import Literal
 import msgspec
 
 from tokenspeed.frontend.collect import ChoiceResult
-from tokenspeed.frontend.generation import Prompt
+from tokenspeed.frontend.generation import Generation, Prompt
 from tokenspeed.frontend.tokenizer import Tokenizer
 from tokenspeed.messages import TokenLogprobs
 from tokenspeed.server.generate_api.requests import GenerateRequest
 from tokenspeed.server.logprobs import SMALLEST, prompt_entries, token_text
+from tokenspeed.server.timings import TimingsBody, timings_of
 
 LogprobTriple = tuple[float | None, int, str | None]
 """Log-probability (none for a prompt's first token), token id, and its text where that was asked for."""
@@ -28,6 +29,8 @@ class LengthFinish(msgspec.Struct, kw_only=True):
 
 
 class MetaInfo(msgspec.Struct, kw_only=True):
+    """``timings`` is not SGLang's; it is of the call, of whose choices the last one may be still to end in a stream."""
+
     id: str
     finish_reason: StopFinish | LengthFinish | None
     prompt_tokens: int
@@ -38,6 +41,7 @@ class MetaInfo(msgspec.Struct, kw_only=True):
     output_token_logprobs: list[LogprobTriple] | msgspec.UnsetType = msgspec.UNSET
     input_top_logprobs: list[list[LogprobTriple] | None] | msgspec.UnsetType = msgspec.UNSET
     output_top_logprobs: list[list[LogprobTriple] | None] | msgspec.UnsetType = msgspec.UNSET
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -52,11 +56,10 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 class AnswerWriter:
     """Makes the bodies of one call's choices."""
 
-    def __init__(self, body: GenerateRequest, tokenizer: Tokenizer, started_at: float) -> None:
-        """``started_at`` is of the monotonic clock, in seconds."""
+    def __init__(self, body: GenerateRequest, tokenizer: Tokenizer, generation: Generation) -> None:
         self._body = body
         self._tokenizer = tokenizer
-        self._started_at = started_at
+        self._generation = generation
 
     def write(self, prompt: Prompt, result: ChoiceResult, *, ended: bool = True) -> GenerateBody:
         """The choice so far; ``ended`` false leaves out why it ended."""
@@ -69,8 +72,10 @@ class AnswerWriter:
             prompt_tokens=len(prompt.token_ids),
             completion_tokens=completion,
             cached_tokens=prompt.cached_tokens,
-            e2e_latency=time.monotonic() - self._started_at,
+            e2e_latency=time.monotonic() - self._generation.started_at,
         )
+        if ended:
+            meta.timings = timings_of(self._generation, self._body.return_timings)
         if self._body.return_logprob:
             self._add_logprobs(meta, prompt, result)
         return GenerateBody(text=result.text, output_ids=result.token_ids, meta_info=meta)

@@ -103,6 +103,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     extra_key: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    return_timings: bool | None = None  # not SGLang's: as in chat completions
 
     @property
     def is_batch(self) -> bool:

@@ -28,7 +28,7 @@ async def generate(request: Request) -> Response:
         context.metrics.fields_ignored(dict.fromkeys(ignored))
         generation = await context.llm.start(requests)
         several = body.is_batch or sum(one.n for one in requests) > 1
-        writer = AnswerWriter(body, context.llm.tokenizer, generation.started_at)
+        writer = AnswerWriter(body, context.llm.tokenizer, generation)
         if body.stream:
             chunks = GenerateChunkWriter(writer, generation, several=several)
             return GenerationStream(generation, chunks, headers, own_name)

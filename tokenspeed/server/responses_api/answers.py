@@ -6,6 +6,7 @@ import msgspec
 
 from tokenspeed.frontend.request import Usage
 from tokenspeed.server.segments import Segment
+from tokenspeed.server.timings import TimingsBody
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -88,7 +89,8 @@ class IncompleteDetails(msgspec.Struct, kw_only=True):
 
 
 class ResponseBody(msgspec.Struct, kw_only=True):
-    """A response; the fields from ``background`` on say back what was asked, or what holds where nothing was."""
+    """A response; the fields from ``background`` on say back what was asked, or what holds where nothing was. The last
+    is not OpenAI's."""
 
     id: str
     object: Literal["response"] = "response"
@@ -121,6 +123,7 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     top_logprobs: int = 0
     top_p: float
     truncation: Literal["disabled"] = "disabled"
+    timings: TimingsBody | msgspec.UnsetType = msgspec.UNSET
 
 
 class Deleted(msgspec.Struct, kw_only=True):

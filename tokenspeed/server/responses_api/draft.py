@@ -15,6 +15,7 @@ from tokenspeed.server.responses_api.requests import ResponsesRequest
 from tokenspeed.server.responses_api.store import ResponseStore, StoredResponse
 from tokenspeed.server.responses_api.translate import read_tools
 from tokenspeed.server.segments import SegmentReader
+from tokenspeed.server.timings import timings_of
 
 
 class Draft:
@@ -38,6 +39,7 @@ class Draft:
         self.mark = secrets.token_hex(16)
         self.body = _opening(body, f"resp_{self.mark}", defaults)
         self._store = store
+        self._return_timings = body.return_timings
         self._input_items = input_items
         self._history = history
 
@@ -49,6 +51,7 @@ class Draft:
         else:
             self.body.status, self.body.completed_at = "completed", int(time.time())
         self.body.usage = UsageBody.of(generation.usage)
+        self.body.timings = timings_of(generation, self._return_timings)
         self._keep()
 
     def fail(self, reader: SegmentReader, error: ApiError) -> None:

@@ -154,6 +154,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
+    return_timings: bool | None = None
 
 
 SAME_NAMES = (
