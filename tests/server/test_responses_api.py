@@ -8,8 +8,6 @@ import pytest
 from named_events import named_events
 from scripted_engine import MODEL, Stack, say, tokens
 
-from tokenspeed.server.responses_api.store import ResponseStore, StoredResponse
-
 ASKED: dict[str, Any] = {"model": MODEL, "input": "Hi"}
 
 
@@ -206,22 +204,6 @@ async def test_wrong_queries(client: httpx.AsyncClient, query: str) -> None:
     answer = await client.get(f"{path}/input_items?{query}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
     assert (await client.get(f"{path}?stream=true")).json()["error"]["param"] == "stream"
-
-
-def stored(size: int) -> StoredResponse:
-    return StoredResponse(b"r" * size, b"", b"")
-
-
-def test_the_store_is_bounded_by_count_and_by_bytes() -> None:
-    store = ResponseStore(most=3, most_bytes=100)
-    for name in "abcd":
-        store.put(name, stored(10))
-    assert [name for name in "abcd" if store.get(name)] == ["b", "c", "d"] and store.bytes == 30
-    store.put("big", stored(85))
-    assert [name for name in ("b", "c", "d", "big") if store.get(name)] == ["d", "big"] and store.bytes == 95
-    store.put("too big", stored(101))
-    assert store.get("too big") is None and len(store) == 2
-    assert store.delete("big") and not store.delete("big") and (store.bytes, len(store)) == (10, 1)
 
 
 async def test_fields_without_effect_are_counted_once_a_request(client: httpx.AsyncClient) -> None:

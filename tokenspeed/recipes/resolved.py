@@ -96,6 +96,8 @@ class ApiSettings(_Frozen):
     keep_alive_s: float = 15.0
     slow_reader_s: float = 30.0
     stream_buffer_bytes: int = 1 << 20
+    response_store_count: int = 1024
+    response_store_bytes: int = 64 << 20
     otlp_endpoint: str = ""
 
 

@@ -167,6 +167,8 @@ class Api(Strict):
     keep_alive_s: Seconds = 15.0
     slow_reader_s: Seconds = 30.0
     stream_buffer_bytes: Bytes = 1 << 20
+    response_store_count: Count = 1024
+    response_store_bytes: Bytes = 64 << 20
     otlp_endpoint: str = ""
 
 

@@ -20,6 +20,7 @@ from tokenspeed.server.rates import Allowances
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from tokenspeed.server.responses_api import routes as responses
 from tokenspeed.server.responses_api.requests import ResponsesRequest
+from tokenspeed.server.responses_api.store import ResponseStore
 from tokenspeed.server.routes import Endpoint, add_delete, add_error_handlers, add_get
 from tokenspeed.server.routes import add_post as _post
 from tokenspeed.server.tracing import make_tracing
@@ -62,6 +63,7 @@ def create_app(
         progress_threshold_s=progress_threshold_s,
         keys=keys,
         allowances=allowances,
+        responses=ResponseStore(config.api.response_store_count, config.api.response_store_bytes),
         tracing=tracing,
     )
     app.add_middleware(

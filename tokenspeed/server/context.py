@@ -19,6 +19,9 @@ from tokenspeed.telemetry.metrics import Metrics
 
 _REQUEST_ID_CHARACTERS = 128
 
+KEY_NAME = "tokenspeed.key_name"
+"""Where the scope of a request has the name of its API key."""
+
 
 @dataclass
 class ServerContext:
@@ -29,8 +32,8 @@ class ServerContext:
     progress_threshold_s: float
     keys: KeyRing
     allowances: Allowances
+    responses: ResponseStore
     tracing: Tracing | None = None
-    responses: ResponseStore = field(default_factory=ResponseStore)
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -67,6 +70,12 @@ def request_id_of(request: Request) -> str:
     request_id = given if usable else uuid.uuid4().hex
     logs.request_id.set(request_id)
     return request_id
+
+
+def key_name_of(request: Request) -> str:
+    """Returns the name of the API key that came with the request, the same one for all where keys are not asked for."""
+    name: str = request.scope[KEY_NAME]
+    return name
 
 
 def json_response(body: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenspeed.server import deadline, timings
+from tokenspeed.server.context import KEY_NAME
 from tokenspeed.server.error_shapes import error_response
 from tokenspeed.server.errors import AUTHENTICATION, PERMISSION, RATE_LIMIT, ApiError
 from tokenspeed.server.keys import KeyRing
@@ -95,6 +96,7 @@ class ApiMiddleware:
             logger.debug("%s %s %d by %s in %.1f ms", scope["method"], path, status, name or "an unknown key", took_ms)
 
     async def _bounded(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[KEY_NAME] = key.name
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

@@ -31,13 +31,16 @@ class Draft:
         body: ResponsesRequest,
         store: ResponseStore,
         *,
+        owner: str,
         input_items: list[dict[str, Any]],
         history: list[dict[str, Any]],
         defaults: Mapping[str, float | int],
     ) -> None:
-        """``input_items`` are the request's own, ``history`` the whole conversation, them included."""
+        """``owner`` is the name of the API key that asks, ``input_items`` are the request's own, ``history`` is the
+        whole conversation, them included."""
         self.mark = secrets.token_hex(16)
-        self.body = _opening(body, f"resp_{self.mark}", defaults)
+        self.body = _opening(body, f"resp_{self.mark}", defaults, stores=store.is_on)
+        self._owner = owner
         self._store = store
         self._return_timings = body.return_timings
         self._input_items = input_items
@@ -69,11 +72,11 @@ class Draft:
         if self.body.store:
             encode = msgspec.json.encode
             history = [*self._history, *self.body.output]
-            stored = StoredResponse(encode(self.body), encode(self._input_items), encode(history))
+            stored = StoredResponse(encode(self.body), encode(self._input_items), encode(history), self._owner)
             self._store.put(self.body.id, stored)
 
 
-def _opening(body: ResponsesRequest, name: str, defaults: Mapping[str, float | int]) -> ResponseBody:
+def _opening(body: ResponsesRequest, name: str, defaults: Mapping[str, float | int], *, stores: bool) -> ResponseBody:
     reasoning = body.reasoning
     return ResponseBody(
         id=name,
@@ -87,7 +90,7 @@ def _opening(body: ResponsesRequest, name: str, defaults: Mapping[str, float | i
         presence_penalty=body.presence_penalty or 0.0,
         previous_response_id=body.previous_response_id,
         reasoning={"effort": None if reasoning is None else reasoning.effort, "summary": None},
-        store=body.store is not False,
+        store=stores and body.store is not False,
         temperature=defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         text={"format": _format(body)},
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,

@@ -10,7 +10,7 @@ from tokenspeed.frontend.collect import collect
 from tokenspeed.frontend.generation import Generation
 from tokenspeed.server import chat
 from tokenspeed.server.body import read_json
-from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
+from tokenspeed.server.context import ServerContext, context_of, json_response, key_name_of, request_id_of
 from tokenspeed.server.errors import ApiError
 from tokenspeed.server.responses_api.answers import Deleted, ItemList, ResponseBody
 from tokenspeed.server.responses_api.draft import Draft
@@ -39,14 +39,16 @@ async def create(request: Request) -> Response:
     context.check_model(body.model)
     request_id = request_id_of(request)
     headers = {"x-request-id": request_id}
+    _check_store(context, body)
+    owner = key_name_of(request)
     items = read_items(body.input, ignored)
-    history = [*_earlier(context, body.previous_response_id), *items]
+    history = [*_earlier(context, body.previous_response_id, owner), *items]
     with own_names(NAMES):
         asked = chat_request(chat_fields(body, history, ignored))
         context.metrics.fields_ignored(dict.fromkeys(ignored))
         generation = await chat.start(context, asked, request_id)
     defaults = context.llm.config.api.default_sampling
-    draft = Draft(body, context.responses, input_items=items, history=history, defaults=defaults)
+    draft = Draft(body, context.responses, owner=owner, input_items=items, history=history, defaults=defaults)
     if body.stream:
         return GenerationStream(generation, ResponseWriter(draft, generation), headers, _own_name)
     with own_names(NAMES):
@@ -74,7 +76,7 @@ async def delete(request: Request) -> Response:
     """Forgets an earlier response; those that went on from it stay whole."""
     _stored(request)
     name = request.path_params["response_id"]
-    context_of(request).responses.delete(name)
+    context_of(request).responses.delete(name, key_name_of(request))
     return json_response(Deleted(id=name))
 
 
@@ -113,17 +115,28 @@ def _limit(given: str) -> int:
 
 def _stored(request: Request) -> StoredResponse:
     name = request.path_params["response_id"]
-    stored = context_of(request).responses.get(name)
+    stored = context_of(request).responses.get(name, key_name_of(request))
     if stored is None:
         raise ApiError(404, _gone(name), code="not_found", param="response_id")
     return stored
 
 
-def _earlier(context: ServerContext, name: str | None) -> list[dict[str, Any]]:
+def _check_store(context: ServerContext, body: ResponsesRequest) -> None:
+    if body.store and not context.responses.is_on:
+        raise ApiError(
+            400,
+            "store is true, and this server keeps no responses (api.response_store_count and api.response_store_bytes "
+            "say how many); leave it out, and send the whole conversation as input",
+            code="unsupported_field",
+            param="store",
+        )
+
+
+def _earlier(context: ServerContext, name: str | None, owner: str) -> list[dict[str, Any]]:
     """The conversation that a request goes on from."""
     if name is None:
         return []
-    stored = context.responses.get(name)
+    stored = context.responses.get(name, owner)
     if stored is None:
         raise ApiError(400, _gone(name), code="previous_response_not_found", param="previous_response_id")
     items: list[dict[str, Any]] = msgspec.json.decode(stored.history)
@@ -132,8 +145,8 @@ def _earlier(context: ServerContext, name: str | None) -> list[dict[str, Any]]:
 
 def _gone(name: str) -> str:
     return (
-        f"there is no response {name!r}: it was never kept (store: false), was deleted, or was dropped for newer ones; "
-        "send the conversation as input"
+        f"there is no response {name!r}: it was never kept (store: false, or a server that keeps none), was deleted, "
+        "was dropped for newer ones, or belongs to another API key; send the conversation as input"
     )
 
 
