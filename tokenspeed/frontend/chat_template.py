@@ -124,6 +124,8 @@ def read_template_setting(setting: str) -> str:
 
 def _cut_after_last(text: str, messages: list[dict[str, Any]]) -> str:
     """Cuts what the template wrote behind the last message's content (its end-of-turn marker)."""
+    if not messages:
+        raise ChatTemplateError("continue_final_message: there is no message to go on from")
     content = str(messages[-1].get("content") or "").strip()
     at = text.rfind(content) if content else -1
     if at < 0:

@@ -6,7 +6,7 @@ reach a port just because it is on this machine.
 
 import asyncio
 import time
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from fastapi import FastAPI
@@ -22,6 +22,7 @@ from tokenspeed.server.configuration import configuration_of
 from tokenspeed.server.context import ServerContext, context_of, json_response
 from tokenspeed.server.errors import PERMISSION, ApiError, from_frontend
 from tokenspeed.server.middleware import ApiMiddleware
+from tokenspeed.server.openapi import PLAIN
 from tokenspeed.server.routes import Endpoint, add_error_handlers, add_get, add_post
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -70,31 +71,31 @@ def create_admin_app(public: FastAPI) -> FastAPI:
         ApiMiddleware, metrics=context.metrics, keys=context.keys, allowances=context.allowances, for_admins=True
     )
     add_error_handlers(app)
-    posts: list[tuple[str, Endpoint, type[msgspec.Struct]]] = [
-        ("/flush_cache", flush_cache, FlushRequest),
-        ("/pause_generation", pause, PauseRequest),
-        ("/pause", pause, PauseRequest),
-        ("/continue_generation", go_on, ContinueRequest),
-        ("/continue", go_on, ContinueRequest),
-        ("/abort_request", abort_request, AbortRequest),
+    posts: list[tuple[str, Endpoint, type[msgspec.Struct], Any]] = [
+        ("/flush_cache", flush_cache, FlushRequest, PLAIN),
+        ("/pause_generation", pause, PauseRequest, dict[str, str]),
+        ("/pause", pause, PauseRequest, dict[str, str]),
+        ("/continue_generation", go_on, ContinueRequest, dict[str, str]),
+        ("/continue", go_on, ContinueRequest, dict[str, str]),
+        ("/abort_request", abort_request, AbortRequest, dict[str, int]),
     ]
-    for path, endpoint, body in posts:
-        add_post(app, path, endpoint, body, required=False)
-    gets: list[tuple[str, Endpoint]] = [
-        ("/get_server_info", server_info),
-        ("/server_info", server_info),
-        ("/get_model_info", info.model_info),
-        ("/model_info", info.model_info),
-        ("/v1/loads", info.loads),
-        ("/version", info.show_version),
-        ("/live", probes.live),
-        ("/ready", probes.ready),
-        ("/progress", probes.progress),
-        ("/metrics", probes.metrics),
-        ("/v1/internal/state", state.state),
+    for path, endpoint, body, answer in posts:
+        add_post(app, path, endpoint, body, answer, required=False)
+    gets: list[tuple[str, Endpoint, Any]] = [
+        ("/get_server_info", server_info, dict[str, Any]),
+        ("/server_info", server_info, dict[str, Any]),
+        ("/get_model_info", info.model_info, info.ModelInfo),
+        ("/model_info", info.model_info, info.ModelInfo),
+        ("/v1/loads", info.loads, info.LoadsBody),
+        ("/version", info.show_version, info.VersionBody),
+        ("/live", probes.live, None),
+        ("/ready", probes.ready, None),
+        ("/progress", probes.progress, None),
+        ("/metrics", probes.metrics, PLAIN),
+        ("/v1/internal/state", state.state, state.StateBody),
     ]
-    for path, get in gets:
-        add_get(app, path, get)
+    for path, get, told in gets:
+        add_get(app, path, get, told)
     return app
 
 

@@ -3,22 +3,35 @@
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI
 
 from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.server import chat, completions, configuration, embeddings, info, models, probes, state, tokenize
 from tokenspeed.server.anthropic import routes as anthropic
+from tokenspeed.server.anthropic.answers import MessageBody, TokenCount
 from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tokenspeed.server.context import ServerContext
 from tokenspeed.server.embeddings import EmbeddingsRequest
 from tokenspeed.server.generate_api import routes as generate
+from tokenspeed.server.generate_api.answers import GenerateBody
 from tokenspeed.server.generate_api.requests import GenerateRequest
 from tokenspeed.server.keys import KeyRing
 from tokenspeed.server.middleware import ApiMiddleware
+from tokenspeed.server.openapi import EVENTS, PLAIN
 from tokenspeed.server.rates import Allowances
 from tokenspeed.server.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from tokenspeed.server.responses import (
+    ChatResponse,
+    CompletionResponse,
+    DetokenizeResponse,
+    ModelCard,
+    ModelList,
+    TokenizeResponse,
+)
 from tokenspeed.server.responses_api import routes as responses
+from tokenspeed.server.responses_api.answers import Deleted, ItemList, ResponseBody
 from tokenspeed.server.responses_api.requests import ResponsesRequest
 from tokenspeed.server.responses_api.store import ResponseStore
 from tokenspeed.server.routes import Endpoint, add_delete, add_error_handlers, add_get
@@ -81,34 +94,35 @@ def create_app(
 
 
 def _add_routes(app: FastAPI) -> None:
-    _post(app, "/v1/chat/completions", chat.chat_completions, ChatRequest)
-    _post(app, "/v1/completions", completions.completions, CompletionRequest)
-    _post(app, "/tokenize", tokenize.tokenize, TokenizeRequest)
-    _post(app, "/detokenize", tokenize.detokenize, DetokenizeRequest)
-    _post(app, "/v1/messages", anthropic.messages, MessagesRequest)
-    _post(app, "/v1/messages/count_tokens", anthropic.count_tokens, CountTokensRequest)
-    _post(app, "/v1/responses", responses.create, ResponsesRequest)
-    add_delete(app, "/v1/responses/{response_id}", responses.delete)
-    add_get(app, "/v1/responses/{response_id}/input_items", responses.input_items, queries=responses.QUERIES)
-    _post(app, "/generate", generate.generate, GenerateRequest)
-    _post(app, "/v1/embeddings", embeddings.embeddings, EmbeddingsRequest)
-    gets: list[tuple[str, Endpoint]] = [
-        ("/v1/responses/{response_id}", responses.retrieve),
-        ("/v1/models", models.list_models),
-        ("/v1/models/{model:path}", models.show_model),
-        ("/version", info.show_version),
-        ("/get_model_info", info.model_info),
-        ("/v1/loads", info.loads),
-        ("/live", probes.live),
-        ("/ready", probes.ready),
-        ("/progress", probes.progress),
-        ("/metrics", probes.metrics),
-        ("/v1/internal/state", state.state),
-        ("/v1/internal/state/stream", state.state_stream),
-        ("/v1/internal/configuration", configuration.configuration),
+    _post(app, "/v1/chat/completions", chat.chat_completions, ChatRequest, ChatResponse, streams=True)
+    _post(app, "/v1/completions", completions.completions, CompletionRequest, CompletionResponse, streams=True)
+    _post(app, "/tokenize", tokenize.tokenize, TokenizeRequest, TokenizeResponse)
+    _post(app, "/detokenize", tokenize.detokenize, DetokenizeRequest, DetokenizeResponse)
+    _post(app, "/v1/messages", anthropic.messages, MessagesRequest, MessageBody, streams=True)
+    _post(app, "/v1/messages/count_tokens", anthropic.count_tokens, CountTokensRequest, TokenCount)
+    _post(app, "/v1/responses", responses.create, ResponsesRequest, ResponseBody, streams=True)
+    _post(app, "/generate", generate.generate, GenerateRequest, GenerateBody | list[GenerateBody], streams=True)
+    _post(app, "/v1/embeddings", embeddings.embeddings, EmbeddingsRequest, None)
+    gets: list[tuple[str, Endpoint, Any]] = [
+        ("/v1/responses/{response_id}", responses.retrieve, ResponseBody),
+        ("/v1/models", models.list_models, ModelList),
+        ("/v1/models/{model:path}", models.show_model, ModelCard),
+        ("/version", info.show_version, info.VersionBody),
+        ("/get_model_info", info.model_info, info.ModelInfo),
+        ("/v1/loads", info.loads, info.LoadsBody),
+        ("/live", probes.live, None),
+        ("/ready", probes.ready, None),
+        ("/progress", probes.progress, None),
+        ("/metrics", probes.metrics, PLAIN),
+        ("/v1/internal/state", state.state, state.StateBody),
+        ("/v1/internal/state/stream", state.state_stream, EVENTS),
+        ("/v1/internal/configuration", configuration.configuration, configuration.ConfigurationBody),
     ]
-    for path, endpoint in gets:
-        add_get(app, path, endpoint)
+    for path, endpoint, answer in gets:
+        add_get(app, path, endpoint, answer)
+    add_delete(app, "/v1/responses/{response_id}", responses.delete, Deleted)
+    items = "/v1/responses/{response_id}/input_items"
+    add_get(app, items, responses.input_items, ItemList, queries=responses.QUERIES)
 
 
 def _reading(llm: AsyncLLM) -> EngineReading:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from tokenspeed.server.body import ClientGone
 from tokenspeed.server.error_shapes import error_response
 from tokenspeed.server.errors import SERVER_ERROR, ApiError
+from tokenspeed.server.openapi import describe
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -20,17 +21,27 @@ STATUS_CLIENT_GONE = 499
 
 
 def add_get(
-    app: FastAPI, path: str, endpoint: Endpoint, *, queries: Mapping[str, dict[str, Any]] | None = None
+    app: FastAPI, path: str, endpoint: Endpoint, answer: Any, *, queries: Mapping[str, dict[str, Any]] | None = None
 ) -> None:
-    """Adds a route without a body; ``queries`` are the schemas of what may stand behind the question mark."""
-    extra = {"parameters": [*_path_parameters(path), *_parameters("query", queries or {})]}
-    app.add_api_route(path, endpoint, methods=["GET"], response_model=None, openapi_extra=extra)
+    """Adds a route without a body; ``queries`` are the schemas of what may stand behind the question mark.
+
+    ``answer`` is what openapi.describe takes, here and below.
+    """
+    parameters = [*_path_parameters(path), *_parameters("query", queries or {})]
+    _add(app, "GET", path, endpoint, {"parameters": parameters})
+    describe(app, "GET", path, answer)
 
 
-def add_delete(app: FastAPI, path: str, endpoint: Endpoint) -> None:
+def add_delete(app: FastAPI, path: str, endpoint: Endpoint, answer: Any) -> None:
     """Adds a route that removes what its path names."""
-    extra = {"parameters": _path_parameters(path)}
-    app.add_api_route(path, endpoint, methods=["DELETE"], response_model=None, openapi_extra=extra)
+    _add(app, "DELETE", path, endpoint, {"parameters": _path_parameters(path)})
+    describe(app, "DELETE", path, answer)
+
+
+def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, extra: dict[str, Any]) -> None:
+    app.add_api_route(
+        path, endpoint, methods=[method], response_model=None, response_class=Response, openapi_extra=extra
+    )
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:
@@ -43,29 +54,19 @@ def _parameters(place: str, schemas: Mapping[str, dict[str, Any]]) -> list[dict[
     ]
 
 
-def add_post(app: FastAPI, path: str, endpoint: Endpoint, body: type[msgspec.Struct], *, required: bool = True) -> None:
-    """Adds a route that reads its own body; the schema is written into the OpenAPI page by hand for that reason."""
-    schema: dict[str, Any] = msgspec.json.schema(body, ref_template="#/components/schemas/{name}")
-    definitions = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, definitions)}}
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=["POST"],
-        response_model=None,
-        openapi_extra={"requestBody": {"required": required, "content": content}},
-    )
-
-
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """Returns ``schema`` with its references replaced by what they refer to."""
-    if isinstance(schema, list):
-        return [_inlined(item, definitions) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(value, definitions) for key, value in schema.items()}
+def add_post(
+    app: FastAPI,
+    path: str,
+    endpoint: Endpoint,
+    body: type[msgspec.Struct],
+    answer: Any,
+    *,
+    required: bool = True,
+    streams: bool = False,
+) -> None:
+    """Adds a route that reads its own body; the OpenAPI page learns its schema from ``body``."""
+    _add(app, "POST", path, endpoint, {})
+    describe(app, "POST", path, answer, body=body, required=required, streams=streams)
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -15,22 +15,19 @@ from tokenspeed.server.timings import TimingsBody
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class TextBlock(msgspec.Struct, kw_only=True):
-    type: Literal["text"] = "text"
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     text: str
     citations: None = None
 
 
-class ThinkingBlock(msgspec.Struct, kw_only=True):
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
     """``signature`` only says that the block is whole: clients that send it back need not fear a check."""
 
-    type: Literal["thinking"] = "thinking"
     thinking: str
     signature: str
 
 
-class ToolUseBlock(msgspec.Struct, kw_only=True):
-    type: Literal["tool_use"] = "tool_use"
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
@@ -18,13 +17,11 @@ LogprobTriple = tuple[float | None, int, str | None]
 """Log-probability (none for a prompt's first token), token id, and its text where that was asked for."""
 
 
-class StopFinish(msgspec.Struct, kw_only=True):
-    type: Literal["stop"] = "stop"
+class StopFinish(msgspec.Struct, kw_only=True, tag_field="type", tag="stop"):
     matched: str | int | None
 
 
-class LengthFinish(msgspec.Struct, kw_only=True):
-    type: Literal["length"] = "length"
+class LengthFinish(msgspec.Struct, kw_only=True, tag_field="type", tag="length"):
     length: int
 
 

@@ -11,36 +11,31 @@ from tokenspeed.server.timings import TimingsBody
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
-class OutputText(msgspec.Struct, kw_only=True):
-    type: Literal["output_text"] = "output_text"
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = []
     logprobs: list[Any] = []
 
 
-class ReasoningText(msgspec.Struct, kw_only=True):
-    type: Literal["reasoning_text"] = "reasoning_text"
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class MessageItem(msgspec.Struct, kw_only=True):
-    type: Literal["message"] = "message"
+class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
     status: Status
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]
 
 
-class ReasoningItem(msgspec.Struct, kw_only=True):
-    type: Literal["reasoning"] = "reasoning"
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     id: str
     status: Status
     summary: list[Any] = []
     content: list[ReasoningText]
 
 
-class CallItem(msgspec.Struct, kw_only=True):
-    type: Literal["function_call"] = "function_call"
+class CallItem(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     id: str
     status: Status
     call_id: str
