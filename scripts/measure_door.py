@@ -122,7 +122,7 @@ async def _serve(folder: str, listener: socket.socket) -> None:
 @contextmanager
 def own_server(folder: str) -> Iterator[tuple[str, int]]:
     """URL and process id of an API process over the engine that says tokens."""
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         process = multiprocessing.get_context("fork").Process(target=serve, args=(folder, listener))

@@ -19,7 +19,7 @@ async def serving(
 
     ``bounds`` are those of its connections; ``send_buffer`` is what the kernel holds back for a slow reader, in bytes.
     """
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if send_buffer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
