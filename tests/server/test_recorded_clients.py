@@ -62,3 +62,10 @@ def test_loglikelihood_as_lm_eval_asks_for_it(url: str, at: int) -> None:
 def test_generation_as_lm_eval_asks_for_it(url: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", json=RECORDED["lm-eval"][2]["body"]).json()
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [(0, "hello")]
+
+
+def test_a_long_prompt_is_refused_in_the_words_that_clients_know(url: str) -> None:
+    """litellm finds them, in any case, before aider shortens its conversation."""
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "x" * 600}]}
+    error = httpx.post(f"{url}/v1/chat/completions", json=body).json()["error"]
+    assert "this model's maximum context length is 512 tokens" in error["message"].lower()

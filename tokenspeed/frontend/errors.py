@@ -16,17 +16,21 @@ class RequestRefused(FrontendError):
 
 
 class ContextLengthExceeded(RequestRefused):
-    """Prompt and requested tokens do not fit into the context."""
+    """Prompt and requested tokens do not fit into the context.
+
+    Clients that shorten a conversation by themselves know this error by the message's first six words (litellm, and
+    with it aider): it says them as other servers do.
+    """
 
     def __init__(self, max_model_len: int, prompt_tokens: int, wanted_tokens: int | None, param: str) -> None:
         asked = (
-            f"leaves no room for an answer to a prompt of {prompt_tokens} tokens"
+            f"that leaves no room for an answer to a prompt of {prompt_tokens} tokens"
             if wanted_tokens is None
-            else f"was exceeded: {prompt_tokens + wanted_tokens} tokens were asked for "
+            else f"{prompt_tokens + wanted_tokens} tokens were asked for "
             f"({prompt_tokens} in the prompt, {wanted_tokens} for the answer)"
         )
         super().__init__(
-            f"the context of {max_model_len} tokens {asked}; shorten the prompt or the answer",
+            f"this model's maximum context length is {max_model_len} tokens: {asked}; shorten the prompt or the answer",
             "context_length_exceeded",
             param,
         )
