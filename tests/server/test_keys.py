@@ -49,10 +49,12 @@ async def served(**api: object) -> AsyncIterator[Served]:
     clock = Clock()
     stack = Stack(scripted_config(**api))
     await stack.new_engine()
-    transport = httpx.ASGITransport(create_app(stack.llm, clock=clock), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        yield Served(stack, client, clock)
-    await stack.close()
+    try:
+        transport = httpx.ASGITransport(create_app(stack.llm, clock=clock), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield Served(stack, client, clock)
+    finally:
+        await stack.close()
 
 
 def key_file(folder: Path, text: str) -> str:
