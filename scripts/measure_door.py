@@ -57,9 +57,9 @@ def say_tokens(endpoints: tuple[str, str]) -> None:
     facts: dict[str, Any] = {"max_model_len": CONTEXT}
     said.send(encode(EngineStatus(version=PROTOCOL_VERSION, phase="ready", facts=facts)))
     left: dict[int, int] = {}
-    number = 0
-    while True:
-        while not left or heard.poll(0):
+    number, parent = 0, os.getppid()
+    while os.getppid() == parent:
+        while heard.poll(0 if left else 1000):
             message: EngineInput = decode_input(heard.recv())
             left.update({submit.handle: submit.max_new_tokens for submit in message.submits})
             for handle in (*(finish.handle for finish in message.finishes), *message.aborts):
