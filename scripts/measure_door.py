@@ -64,6 +64,8 @@ def say_tokens(endpoints: tuple[str, str]) -> None:
             left.update({submit.handle: submit.max_new_tokens for submit in message.submits})
             for handle in (*(finish.handle for finish in message.finishes), *message.aborts):
                 left.pop(handle, None)
+        if not left:
+            continue
         outputs = [
             RequestOutput(handle=handle, token_ids=[97 + number % 26], finish_reason="length" if rest == 1 else None)
             for handle, rest in left.items()
