@@ -69,6 +69,10 @@ async def test_a_client_that_leaves_before_the_first_token(
         await asyncio.gather(task, return_exceptions=True)
     await stack.engine.heard(lambda: len(stack.engine.aborts) == 2)
     assert stack.llm.open_choices == 0
+    async with httpx.AsyncClient() as client:
+        counted = (await client.get(f"{url}/metrics")).text
+    assert 'status="500"' not in counted
+    assert not stream or f'path="/v1/{path}",status="499"}} 1.0' in counted
 
 
 async def test_a_client_that_leaves_in_mid_stream(stack: Stack, url: str) -> None:

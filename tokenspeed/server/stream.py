@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from tokenspeed.frontend.errors import FrontendError, ReaderTooSlow
 from tokenspeed.frontend.generation import Generation
 from tokenspeed.frontend.request import Delta
+from tokenspeed.server.body import ClientGone
 from tokenspeed.server.context import ServerContext
 from tokenspeed.server.errors import ApiError, from_frontend
 
@@ -119,6 +120,8 @@ class GenerationStream(Response):
                 if self._begun:
                     last = b"" if generation.cancelled else self._writer.end() + self._writer.done
                     await send({"type": "http.response.body", "body": last, "more_body": False})
+                elif generation.cancelled:
+                    raise ClientGone  # before the first chunk: nobody reads an answer, and it is no fault of ours
         except FrontendError as error:
             if isinstance(error, ReaderTooSlow):
                 context.metrics.stream_cut("buffer")
