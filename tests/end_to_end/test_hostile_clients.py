@@ -13,14 +13,14 @@ from scripts import hostile_clients
 from scripts.hostile_clients import Target
 
 CONNECTIONS = 1000
-GOOD = 60
+GOOD = 8
 GROWTH_MB = 64
-"""Memory that a second round of attacks may leave behind, in MB, in both processes together."""
+"""Memory that a third round of attacks may leave behind, in MB, in both processes together."""
 
 
 @pytest.fixture(scope="module")
 def attacked(smollm2: Path) -> Iterator[RunningServer]:
-    flags = ("--max-model-len", "1024", "--kv-cache-gb", "0.5", "--admin-port", "0")
+    flags = ("--max-model-len", "1024", "--kv-cache-gb", "0.1", "--admin-port", "0")
     with RunningServer("smollm2-135m", *flags) as server:
         yield server
 
