@@ -11,39 +11,13 @@ import jsonschema
 import openai
 import pytest
 from control_plane import submit
-from in_process_engine import Run, run_requests
+from in_process_engine import Run, random_llama, run_requests
 from running_server import RunningServer
 
 from tokenspeed.messages import Constraint, SamplingParameters, Submit
-from tokenspeed.recipes.resolved import KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
+from tokenspeed.recipes.resolved import ResolvedConfig
 
-GRANULARITY = 16
-BYTES_PER_BLOCK = 2 * 2 * 2 * GRANULARITY * 16 * 4
 END = 257
-
-MODEL = ModelSource(
-    kind="random",
-    seed=3,
-    random_config=json.dumps(
-        {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 320,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 256,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-            "bos_token_id": 256,
-            "eos_token_id": END,
-        }
-    ),
-)
 
 SCHEMA: dict[str, Any] = {
     "x-guidance": {"whitespace_pattern": " ?"},
@@ -61,19 +35,7 @@ PHONE = Constraint(kind="regex", text="[0-9]{3}-[0-9]{4}( or [0-9]{3}-[0-9]{4}){
 
 
 def config_of(*, overlap: int, blocks: int = 60, chunk: int = 64, host_blocks: int = 0) -> ResolvedConfig:
-    """Tokens are bytes; a pool of ``blocks`` usable blocks."""
-    host_bytes = (host_blocks + 1) * BYTES_PER_BLOCK if host_blocks else 0
-    return ResolvedConfig(
-        name="random",
-        served_name="random",
-        model=MODEL,
-        threads=1,
-        kv=KVConfig(
-            dtype="float32", granularity=GRANULARITY, bytes=(blocks + 1) * BYTES_PER_BLOCK, host_bytes=host_bytes
-        ),
-        scheduler=SchedulerSettings(max_len=160, max_seqs=8, chunk=chunk, overlap=overlap),
-        enforce="determinism",
-    )
+    return random_llama(overlap=overlap, blocks=blocks, chunk=chunk, host_blocks=host_blocks)
 
 
 def asked(handle: int, length: int, constraint: Constraint | None, **sampling: Any) -> Submit:

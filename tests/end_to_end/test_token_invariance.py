@@ -4,7 +4,6 @@ A small random model runs in this process, through scheduler, loop, handle and k
 pool sizes (small ones retract), host pools, orders and company; the tokens must be those of each request alone.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,75 +12,11 @@ import pytest
 from control_plane import submit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from in_process_engine import run_requests
+from in_process_engine import random_llama, run_requests
 
 from tokenspeed.messages import SamplingParameters, Submit
-from tokenspeed.recipes.resolved import KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
 from tokenspeed_kernel.recording import Recorder, recorder_of
 from tokenspeed_kernel.registry import KernelSpec
-
-GRANULARITY = 16
-BYTES_PER_BLOCK = 2 * 2 * 2 * GRANULARITY * 16 * 4  # keys and values, layers, heads, tokens, dimensions, float32
-
-MODEL = ModelSource(
-    kind="random",
-    seed=3,
-    random_config=json.dumps(
-        {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 320,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "max_position_embeddings": 256,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-            "bos_token_id": 256,
-            "eos_token_id": 257,
-        }
-    ),
-)
-
-
-def config_of(
-    *,
-    chunk: int,
-    overlap: int,
-    blocks: int,
-    prefix_cache: bool,
-    max_seqs: int = 8,
-    host_blocks: int = 0,
-    recorded: int = 64,
-) -> ResolvedConfig:
-    """A pool of ``blocks`` usable blocks, and a host pool of ``host_blocks`` behind it where that is not 0."""
-    host_bytes = (host_blocks + 1) * BYTES_PER_BLOCK if host_blocks else 0
-    return ResolvedConfig(
-        name="random",
-        served_name="random",
-        model=MODEL,
-        threads=1,
-        kv=KVConfig(
-            dtype="float32",
-            granularity=GRANULARITY,
-            bytes=(blocks + 1) * BYTES_PER_BLOCK,
-            host_bytes=host_bytes,
-        ),
-        scheduler=SchedulerSettings(
-            max_len=160,
-            max_seqs=max_seqs,
-            chunk=chunk,
-            overlap=overlap,
-            prefix_cache=prefix_cache,
-            max_recorded_seqs=recorded,
-        ),
-        enforce="determinism",
-    )
-
 
 SHARED = [(11 * i) % 255 for i in range(40)]
 REQUESTS: list[Submit] = [
@@ -109,7 +44,7 @@ REQUESTS = [
 @pytest.fixture(scope="module")
 def alone() -> dict[int, list[int]]:
     """The tokens of each request by itself, whole prompt at once, nothing cached, recorded or in flight."""
-    config = config_of(chunk=256, overlap=0, blocks=60, prefix_cache=False, recorded=0)
+    config = random_llama(chunk=256, overlap=0, blocks=60, prefix_cache=False, recorded=0)
     tokens: dict[int, list[int]] = {}
     for request in REQUESTS:
         tokens |= run_requests(config, [request]).tokens
@@ -138,7 +73,7 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
     order: list[Submit],
     gaps: list[int],
 ) -> None:
-    config = config_of(
+    config = random_llama(
         chunk=chunk,
         overlap=overlap,
         blocks=blocks,
@@ -152,10 +87,10 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
 
 
 def test_a_small_pool_really_retracts_and_a_shared_prefix_really_hits(alone: dict[int, list[int]]) -> None:
-    tight = run_requests(config_of(chunk=64, overlap=1, blocks=11, prefix_cache=True), REQUESTS)
+    tight = run_requests(random_llama(chunk=64, overlap=1, blocks=11, prefix_cache=True), REQUESTS)
     assert tight.counters.retractions > 0
     assert tight.tokens == alone
-    roomy = run_requests(config_of(chunk=64, overlap=1, blocks=60, prefix_cache=True), REQUESTS, [8] * len(REQUESTS))
+    roomy = run_requests(random_llama(chunk=64, overlap=1, blocks=60, prefix_cache=True), REQUESTS, [8] * len(REQUESTS))
     assert roomy.counters.prefix_hit_tokens > 0
     assert roomy.tokens == alone
 
@@ -182,7 +117,7 @@ def test_decode_steps_really_are_recorded_and_replayed(
         return record
 
     monkeypatch.setattr("tokenspeed.device.builder.recorder_of", counting)
-    run = run_requests(config_of(chunk=64, overlap=0, blocks=60, prefix_cache=True), REQUESTS)
+    run = run_requests(random_llama(chunk=64, overlap=0, blocks=60, prefix_cache=True), REQUESTS)
     assert run.tokens == alone
     assert 1 < counts["recorded"] <= len(REQUESTS) + 2  # a size each, those of the warm-up among them
     assert counts["replayed"] > 50

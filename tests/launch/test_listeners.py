@@ -2,15 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
 
-import pytest
-
-from tokenspeed.launch import admin_port, serve
+from tokenspeed.launch.listeners import bound
 
 
-@pytest.mark.parametrize("bind", [serve.bind, admin_port._bound])
-async def test_small_writes_are_not_held_back(bind: Callable[[str, int], socket.socket]) -> None:
+async def test_small_writes_are_not_held_back() -> None:
     """With Nagle's algorithm on, an answer in two writes waits 40 ms for the client's delayed acknowledgement."""
     seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -19,7 +15,7 @@ async def test_small_writes_are_not_held_back(bind: Callable[[str, int], socket.
             seen.set_result(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             transport.close()
 
-    listener = bind("127.0.0.1", 0)
+    listener = bound("127.0.0.1", 0, refused="", mend="")
     server = await asyncio.get_running_loop().create_server(Connection, sock=listener)
     async with server:
         with socket.create_connection(listener.getsockname(), timeout=10):

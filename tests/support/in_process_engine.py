@@ -1,5 +1,6 @@
 """A whole engine, both planes, in the test's process: no sockets, no HTTP, everything else real."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,70 @@ from memory_channel import MemoryChannel
 from tokenspeed.launch.compose import compose_engine
 from tokenspeed.messages import Submit
 from tokenspeed.messages.snapshot import CounterSnapshot
-from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed.recipes.resolved import KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
+
+GRANULARITY = 16
+BYTES_PER_BLOCK = 2 * 2 * 2 * GRANULARITY * 16 * 4  # keys and values, layers, heads, tokens, dimensions, float32
+
+RANDOM_LLAMA = ModelSource(
+    kind="random",
+    seed=3,
+    random_config=json.dumps(
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 320,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "bos_token_id": 256,
+            "eos_token_id": 257,
+        }
+    ),
+)
+"""Tokens below 256 are bytes."""
+
+
+def random_llama(
+    *,
+    overlap: int,
+    blocks: int,
+    chunk: int,
+    prefix_cache: bool = True,
+    max_seqs: int = 8,
+    host_blocks: int = 0,
+    recorded: int = 64,
+) -> ResolvedConfig:
+    """Its configuration with ``blocks`` usable blocks, and a host pool of ``host_blocks`` behind them where that
+    is not 0."""
+    return ResolvedConfig(
+        name="random",
+        served_name="random",
+        model=RANDOM_LLAMA,
+        threads=1,
+        kv=KVConfig(
+            dtype="float32",
+            granularity=GRANULARITY,
+            bytes=(blocks + 1) * BYTES_PER_BLOCK,
+            host_bytes=(host_blocks + 1) * BYTES_PER_BLOCK if host_blocks else 0,
+        ),
+        scheduler=SchedulerSettings(
+            max_len=160,
+            max_seqs=max_seqs,
+            chunk=chunk,
+            overlap=overlap,
+            prefix_cache=prefix_cache,
+            max_recorded_seqs=recorded,
+        ),
+        enforce="determinism",
+    )
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from tokenspeed.launch.listeners import bound
 from tokenspeed.recipes.resolved import ApiSettings
 
 logger = logging.getLogger(__name__)
@@ -80,15 +81,4 @@ class AdminPort:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off where the protocol is named: else every kept connection waits 40 ms
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            f"the administration cannot listen on {host}:{port}: {error.strerror}; choose another with --admin-port"
-        ) from error
-    return listener
+    return bound(host, port, refused="the administration cannot listen", mend="choose another with --admin-port")

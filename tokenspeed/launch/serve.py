@@ -17,6 +17,7 @@ from tokenspeed.launch.connections import ConnectionBounds, bounded_protocol, co
 from tokenspeed.launch.early_engine import EarlyEngine
 from tokenspeed.launch.facts import redactor_of
 from tokenspeed.launch.handover import Handover, Place
+from tokenspeed.launch.listeners import bound
 from tokenspeed.launch.service import Service
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.telemetry.logs import Logs, LogSettings, server_logs, traceback_on_fatal_signal
@@ -69,19 +70,10 @@ def _serve(config: ResolvedConfig, place: Place | None, logs: Logs, early: Early
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Takes the port before anything is loaded. Raises OSError with the line that mends it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off where the protocol is named: else every kept connection waits 40 ms
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port (make run PORT={port + 1})"
-        ) from error
+    """Takes the API's port, and has the system keep who connects. Raises OSError with the line that mends it."""
+    mend = f"choose another with --port (make run PORT={port + 1})"
+    listener = bound(host, port, refused="cannot listen", mend=mend)
+    listener.listen(2048)
     return listener
 
 

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -35,6 +36,11 @@ def event(data: bytes) -> bytes:
 def named_event(name: str, data: bytes) -> bytes:
     """Returns one server-sent event with a name, which some clients go by."""
     return b"event: " + name.encode() + b"\n" + event(data)
+
+
+def tagged_event(tagged: msgspec.Struct, encoder: msgspec.json.Encoder) -> bytes:
+    """Returns a struct as an event, named by its tag."""
+    return named_event(str(tagged.__struct_config__.tag), encoder.encode(tagged))
 
 
 class ChunkWriter(Protocol):

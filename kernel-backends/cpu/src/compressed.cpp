@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "addresses.hpp"
 #include "drivers.hpp"
 #include "pool.hpp"
 #include "recording.hpp"
@@ -15,13 +16,6 @@ namespace nb = nanobind;
 
 namespace tokenspeed {
 namespace {
-
-using Address = std::uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 // A plane of entries of one head in pages.
 struct Plane {

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "addresses.hpp"
 #include "drivers.hpp"
 #include "pool.hpp"
 #include "recording.hpp"
@@ -28,13 +29,6 @@ using namespace nb::literals;
 
 namespace tokenspeed {
 namespace {
-
-using Address = std::uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 constexpr int64_t kMostQueries = 2048;   // of an item: bounds the queries and states that it keeps
 constexpr int64_t kLeastQueries = 256;   // where items are cut smaller so that every thread has some

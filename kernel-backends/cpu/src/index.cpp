@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "addresses.hpp"
 #include "drivers.hpp"
 #include "pool.hpp"
 #include "recording.hpp"
@@ -17,15 +18,8 @@ namespace nb = nanobind;
 namespace tokenspeed {
 namespace {
 
-using Address = std::uintptr_t;
-
 constexpr int64_t kStretch = 16 * kKeyTile;       // entries that one thread scores at a time
 constexpr int64_t kMostScores = int64_t{1} << 22;  // scores held at one time, unless one query needs more
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 struct Selection {
     const float* q;  // [tokens, heads, dim]; the heads of a token are dense

@@ -1,5 +1,6 @@
 #include "latent.hpp"
 
+#include "addresses.hpp"
 #include "drivers.hpp"
 #include "recording.hpp"
 
@@ -7,13 +8,6 @@ namespace nb = nanobind;
 
 namespace tokenspeed {
 namespace {
-
-using Address = std::uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 // A cache whose keys and values are one plane of one head.
 Cache latent_cache(Address data, KvType type, int64_t block_stride, int64_t token_stride, int64_t page_size,

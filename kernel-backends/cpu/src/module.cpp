@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "addresses.hpp"
 #include "compressed.hpp"
 #include "drivers.hpp"
 #include "expanded.hpp"
@@ -28,13 +29,6 @@ using namespace nb::literals;
 
 namespace tokenspeed {
 namespace {
-
-using Address = std::uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 // Runs `body` without the GIL where it is worth handing over: another thread may keep it for a whole switch interval,
 // which is far longer than a small kernel. `body` holds its arguments by value: it may be recorded.

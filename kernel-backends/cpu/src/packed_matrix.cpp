@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "addresses.hpp"
 #include "drivers.hpp"
 #include "packing.hpp"
 #include "recording.hpp"
@@ -16,8 +17,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
-
-using Address = std::uintptr_t;
 
 // A weight matrix in panels, which it owns; what it was packed from is not kept.
 class PackedMatrix {

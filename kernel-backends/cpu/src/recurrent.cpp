@@ -1,5 +1,6 @@
 #include "recurrent.hpp"
 
+#include "addresses.hpp"
 #include "pool.hpp"
 #include "recording.hpp"
 #include "table.hpp"
@@ -59,13 +60,7 @@ void run_add(const float* x, float* out, int64_t size) {
 
 namespace {
 
-using Address = std::uintptr_t;
 using Strided = nb::tuple;  // an address and the elements between tokens, or an address, those between blocks and heads
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 TokenPart part(const Strided& given) {
     return {at<const float>(nb::cast<Address>(given[0])), nb::cast<int64_t>(given[1])};

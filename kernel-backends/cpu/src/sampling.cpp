@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "addresses.hpp"
 #include "pool.hpp"
 #include "threads.hpp"
 
@@ -237,13 +238,6 @@ void logprobs(const float* logits, int64_t rows, int64_t size, const int32_t* id
             top_logprobs[row * k + i] = values[candidate.id] - normaliser;
         }
     });
-}
-
-using Address = std::uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
 }
 
 }  // namespace

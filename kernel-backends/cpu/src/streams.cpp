@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "addresses.hpp"
 #include "compressed.hpp"
 #include "drivers.hpp"
 #include "pool.hpp"
@@ -13,13 +14,6 @@ namespace nb = nanobind;
 
 namespace tokenspeed {
 namespace {
-
-using Address = std::uintptr_t;
-
-template <class T>
-T* at(Address address) {
-    return reinterpret_cast<T*>(address);
-}
 
 struct Streams {
     float* data;  // [tokens, count, width]

@@ -16,7 +16,7 @@ from tokenspeed.server.anthropic.answers import (
 from tokenspeed.server.error_shapes import anthropic_content
 from tokenspeed.server.errors import ApiError
 from tokenspeed.server.segments import Closed, Grown, Opened, Segment, SegmentReader, Step
-from tokenspeed.server.stream import ChunkWriter, named_event
+from tokenspeed.server.stream import ChunkWriter, named_event, tagged_event
 from tokenspeed.server.timings import TimingsBody, timings_of
 
 
@@ -91,7 +91,7 @@ class MessageWriter(ChunkWriter):
         self._reader = SegmentReader(generation)
         self._begun = False
         self._end: MessageEnd | None = None
-        self._encode = msgspec.json.Encoder().encode
+        self._encoder = msgspec.json.Encoder()
 
     @property
     def done(self) -> bytes:
@@ -108,7 +108,7 @@ class MessageWriter(ChunkWriter):
             if delta.finish_reason is not None:
                 reason, sequence = stop_of(delta.finish_reason, delta.matched_stop, called=self._reader.called)
                 self._end = MessageEnd(stop_reason=reason, stop_sequence=sequence)
-        return b"".join([self._event(event) for event in events])
+        return self._written(events)
 
     def end(self) -> bytes:
         if self._end is None:
@@ -116,7 +116,7 @@ class MessageWriter(ChunkWriter):
         usage = UsageBody.of(self._generation.usage)
         timings = timings_of(self._generation, self._return_timings)
         last = MessageDelta(delta=self._end, usage=usage, timings=timings)
-        return self._event(last) + self._event(MessageStop())
+        return self._written([last, MessageStop()])
 
     def failed(self, error: ApiError) -> bytes:
         return named_event("error", anthropic_content(error))
@@ -125,8 +125,8 @@ class MessageWriter(ChunkWriter):
         usage = UsageBody.of(self._generation.usage, output_tokens=0)
         return MessageBody(id=self._name, model=self._model, content=[], usage=usage)
 
-    def _event(self, event: Event) -> bytes:
-        return named_event(str(type(event).__struct_config__.tag), self._encode(event))
+    def _written(self, events: list[Event]) -> bytes:
+        return b"".join([tagged_event(event, self._encoder) for event in events])
 
 
 def _events_of(step: Step) -> list[Event]:

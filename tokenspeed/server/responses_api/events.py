@@ -8,7 +8,7 @@ from tokenspeed.server.errors import ApiError
 from tokenspeed.server.responses_api.answers import ContentPart, OutputItem, ResponseBody, item_id, item_of, part_of
 from tokenspeed.server.responses_api.draft import Draft
 from tokenspeed.server.segments import Closed, Grown, Opened, Segment, SegmentReader, Step
-from tokenspeed.server.stream import ChunkWriter, named_event
+from tokenspeed.server.stream import ChunkWriter, tagged_event
 
 
 class _Event(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -104,7 +104,7 @@ class ResponseWriter(ChunkWriter):
         self._generation = generation
         self._reader = SegmentReader(generation)
         self._next = 0
-        self._encode = msgspec.json.Encoder().encode
+        self._encoder = msgspec.json.Encoder()
 
     def deltas(self, batch: list[Delta]) -> bytes:
         opening = self._written(self._opening())  # written before the end of the batch can change the response
@@ -138,7 +138,7 @@ class ResponseWriter(ChunkWriter):
         for event in events:
             event.sequence_number = self._next
             self._next += 1
-            written.append(named_event(str(type(event).__struct_config__.tag), self._encode(event)))
+            written.append(tagged_event(event, self._encoder))
         return b"".join(written)
 
     def _events_of(self, step: Step) -> list[_Event]:
