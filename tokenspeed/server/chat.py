@@ -95,7 +95,7 @@ async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
         body.tool_choice,
         parallel=body.parallel_tool_calls is not False,
         tool_format=formats.tools,
-        special=special_tokens(context.llm.tokenizer),
+        special=special_tokens(context.llm.tokenizer) if tools else {},
         prompt_end=prompt.end,
         answer=constraint_of(body),
     )
