@@ -144,8 +144,8 @@ setup-lint: .make/begin
 test: setup-test $(CTEST) ## all tests that belong to every change
 	@$(BIN)/python -m pytest -m "not long"
 
-test-long: setup-test ctest ctest-exhaustive mutants ## all tests, the long ones too
-	@$(BIN)/python -m pytest
+test-long: setup-test ctest ctest-exhaustive mutants ## all tests, the long ones too, properties with new examples
+	@$(BIN)/python -m pytest --hypothesis-profile=search
 
 ctest: setup-test
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) ctest-build "C++ tests" scripts/build_cpp_tests.sh
