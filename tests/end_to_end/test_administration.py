@@ -14,12 +14,11 @@ LONG = {"model": "smollm2-135m", "prompt": "Tell me a long story.", "ignore_eos"
 
 @pytest.fixture(scope="module")
 def administered(smollm2: Path) -> Iterator[tuple[RunningServer, httpx.Client]]:
-    with RunningServer(
-        "smollm2-135m", "--max-model-len", "2048", "--admin-port", "0", "--overlap-depth", "1"
-    ) as server:
-        (address,) = re.findall(r"administration at (http://127\.0\.0\.1:\d+)", server.output)
-        with httpx.Client(base_url=address, timeout=60) as admin:
-            yield server, admin
+    with (
+        RunningServer("smollm2-135m", "--max-model-len", "2048", "--admin-port", "0", "--overlap-depth", "1") as server,
+        httpx.Client(base_url=server.admin, timeout=60) as admin,
+    ):
+        yield server, admin
 
 
 def cached_tokens(server: RunningServer, prompt: str) -> int:

@@ -89,13 +89,14 @@ def test_a_second_sigterm_forces_and_the_exit_status_tells(smollm2: Path) -> Non
 
 def test_sixty_four_streams_with_aborts_and_a_small_pool_all_end(smollm2: Path) -> None:
     # 46 KiB a token in float32: this pool holds about 22 blocks of 64 tokens for 64 streams that want 3 each.
-    with RunningServer("smollm2-135m", "--kv-cache-gb", "0.065", "--max-num-seqs", "32") as server:
+    flags = ("--kv-cache-gb", "0.065", "--max-num-seqs", "32", "--admin-port", "0")
+    with RunningServer("smollm2-135m", *flags) as server:
         outcomes: dict[int, str] = {}
 
         def one(index: int) -> None:
             chance = random.Random(index)
             words = " ".join(chance.choice(["sea", "moon", "stone", "river", "light"]) for _ in range(40))
-            # Of undeclared length: nothing is reserved for them, so a full pool has to take blocks back. They end soon
+            # Of undeclared length: one block is reserved for each, so a full pool has to take blocks back. They end soon
             # after 90 tokens, at the first vowel.
             ends = {"min_tokens": 90, "stop": ["a", "e", "o"]}
             body = {"model": "smollm2-135m", "prompt": words, "stream": True, "temperature": 0.7, **ends}
@@ -112,8 +113,12 @@ def test_sixty_four_streams_with_aborts_and_a_small_pool_all_end(smollm2: Path) 
                         outcomes[index] = "done"
 
         threads = [threading.Thread(target=one, args=(index,)) for index in range(64)]
+        paused = {"mode": "in_place"}  # until all are there, or those of a slow machine would hardly meet
+        assert httpx.post(f"{server.admin}/pause_generation", json=paused).status_code == 200
         for thread in threads:
             thread.start()
+        until(lambda: server.state()["snapshot"]["waiting"] == 64, "all streams wait")
+        assert httpx.post(f"{server.admin}/continue_generation").status_code == 200
         for thread in threads:
             thread.join(240)
         assert len(outcomes) == 64

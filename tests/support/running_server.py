@@ -1,6 +1,7 @@
 """A real server process for tests: `tokenspeed serve` on a free port, with what it printed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,12 @@ class RunningServer:
     @property
     def model(self) -> str:
         return str(self.client.get("/v1/models").json()["data"][0]["id"])
+
+    @property
+    def admin(self) -> str:
+        """The URL of the admin port, of a server that was given ``--admin-port 0``."""
+        (address,) = re.findall(r"administration at (http://127\.0\.0\.1:\d+)", self.output)
+        return str(address)
 
     def state(self) -> dict[str, Any]:
         """The engine's snapshot, as the dashboard gets it."""
