@@ -96,7 +96,7 @@ def test_sixty_four_streams_with_aborts_and_a_small_pool_all_end(smollm2: Path) 
         def one(index: int) -> None:
             chance = random.Random(index)
             words = " ".join(chance.choice(["sea", "moon", "stone", "river", "light"]) for _ in range(40))
-            # Of undeclared length: one block is reserved for each, so a full pool has to take blocks back. They end soon
+            # Of undeclared length: one block is reserved, so a full pool has to take blocks back. They end soon
             # after 90 tokens, at the first vowel.
             ends = {"min_tokens": 90, "stop": ["a", "e", "o"]}
             body = {"model": "smollm2-135m", "prompt": words, "stream": True, "temperature": 0.7, **ends}
