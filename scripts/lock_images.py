@@ -52,14 +52,15 @@ class LockError(RuntimeError):
 def vendor_requirements(vendor: str, root: Path = ROOT) -> list[str]:
     """What a vendor's image wants from a package index, merged and sorted, one requirement a line.
 
-    The base's optional dependencies of the vendor's name and of the dashboard are part of it; our own names are not.
+    The base's optional dependencies of the vendor's name, and of what an operator may turn on without building an image
+    of his own (the dashboard, traces), are part of it; our own names are not.
     """
     found: list[str] = []
     for folder in folders(vendor, root):
         project = tomllib.loads((root / folder / "pyproject.toml").read_text())["project"]
         extras = project.get("optional-dependencies", {})
         found += project.get("dependencies", [])
-        found += [line for extra in (vendor, "tui") for line in extras.get(extra, [])]
+        found += [line for extra in (vendor, "tui", "otel") for line in extras.get(extra, [])]
     settings = tomllib.loads((root / "images" / "locks.toml").read_text())[vendor]
     found += settings["also"]
     left_out = set(settings["exclude"])
