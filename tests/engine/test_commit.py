@@ -69,6 +69,29 @@ def test_nan_and_failure_end_rows_with_different_codes() -> None:
     assert all("no memory" in o.error for o in failure.outputs)
 
 
+def test_a_mean_is_summed_over_chunks_and_sent_with_the_last() -> None:
+    live = live_of(submit(1, [4, 5, 6], 1, pooling="mean"), submit(2, [7], 1, pooling="last"), submit(3, [8]))
+    handles = np.array([1, 2, 3], np.int32)
+    first = result_of([-1, 0, 9], pooled={0: vector(1.0, 2.0), 1: vector(8.0, 9.0)})
+    commit = commit_result(handles, first, live)
+    assert [(o.handle, o.token_ids, o.finish_reason) for o in commit.outputs] == [(2, [], "stop"), (3, [9], None)]
+    assert np.frombuffer(commit.outputs[0].embedding, "<f4").tolist() == [8.0, 9.0] and commit.finished == [2]
+    commit = commit_result(handles[:1], result_of([0], pooled={0: vector(5.0, 1.0)}), live)
+    assert np.frombuffer(commit.outputs[0].embedding, "<f4").tolist() == [2.0, 1.0] and commit.finished == [1]
+    assert live[1].output == [], "what the scheduler takes for a token is none"
+
+
+def test_hidden_states_that_are_no_numbers_end_a_pooled_row() -> None:
+    live = live_of(submit(1, [4, 5, 6], 1, pooling="mean"))
+    commit = commit_result(np.array([1], np.int32), result_of([-1], nan=[True]), live)
+    assert (commit.aborted, commit.failed.tolist(), commit.nan_rows) == ([1], [1], 1)
+    assert "hidden states" in commit.outputs[0].error and commit.outputs[0].error_code == "nan_logits"
+
+
+def vector(*elements: float) -> np.ndarray:
+    return np.array(elements, np.float32)
+
+
 def test_a_constraint_that_is_fulfilled_ends_its_request() -> None:
     live = live_of(submit(1, [1], stop_token_ids=(7,)), submit(2, [1]), submit(3, [1], 1))
     result = result_of([7, 8, 9], complete=frozenset((0, 1, 2)))

@@ -13,7 +13,7 @@ from tokenspeed.engine.held import GrammarCompiler
 from tokenspeed.engine.loop import EventLoop
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.launch.compose import scheduler_config
-from tokenspeed.messages import Constraint, SamplingParameters, Submit
+from tokenspeed.messages import Constraint, Pooling, SamplingParameters, Submit
 from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed.recipes.resolved import SchedulerSettings
 from tokenspeed_scheduler import Scheduler
@@ -114,6 +114,7 @@ def submit(
     namespace: bytes = b"",
     sampling: SamplingParameters | None = None,
     constraint: Constraint | None = None,
+    pooling: Pooling | None = None,
 ) -> Submit:
     return Submit(
         handle=handle,
@@ -125,4 +126,5 @@ def submit(
         priority=priority,
         namespace=namespace,
         constraint=constraint,
+        pooling=pooling,
     )

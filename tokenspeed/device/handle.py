@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenspeed.messages import PromptLogprobs, SamplingParameters
+from tokenspeed.messages import Pooling, PromptLogprobs, SamplingParameters
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import Plan
@@ -71,6 +71,7 @@ class RowStart:
             are taken of them.
         output: int32 token ids generated before (after a retraction), else empty.
         grammar: what the output must look like; None is free.
+        pooling: the row's hidden states are pooled, and no token is drawn; None draws.
     """
 
     handle: int
@@ -79,6 +80,7 @@ class RowStart:
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
     grammar: Grammar | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +107,14 @@ class StepResult:
 
     Attributes:
         forward_id: the plan's.
-        tokens: int32 [rows]; -1 where a row does not sample (an intermediate chunk) or its logits were NaN.
-        nan: bool [rows]; the row's logits held a NaN.
+        tokens: int32 [rows]; -1 where a row does not sample (an intermediate chunk) or its logits were NaN. A pooled
+            row has 0 where another would have its first token: its prompt is computed.
+        nan: bool [rows]; the row's logits held a NaN, or its pooled vector something that is no finite number.
         logprobs: float32 [rows] of the sampled token, or None where no row asked.
         top_ids, top_logprobs: int32 and float32 [rows, k], k the largest count asked for; or None.
         prompt_logprobs: plan row to the slice of prompt log-probabilities that this chunk gave.
+        pooled: plan row to float32 [hidden size]: of "mean" the sum over the tokens of this chunk, of "last" the hidden
+            state of the prompt's last token, with its last chunk only.
         complete: plan rows whose grammar lets nothing follow the token they drew: their text is whole.
         refused: plan row to why its grammar left no token to draw; the row's token is -1.
         operations: the plan's copies, each with its outcome; storage operations run on and are told by
@@ -124,6 +129,7 @@ class StepResult:
     top_ids: NDArray[np.int32] | None = None
     top_logprobs: NDArray[np.float32] | None = None
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     complete: frozenset[int] = frozenset()
     refused: dict[int, str] = field(default_factory=dict)
     operations: tuple[OperationOutcome, ...] = ()

@@ -14,6 +14,7 @@ from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import CacheArena
 from tokenspeed.device.cache_operations import CacheOperations
 from tokenspeed.device.handle import RowStart, StepResult, StepTimings
+from tokenspeed.device.pooling import Pooled, Pooler
 from tokenspeed.device.recorded import Forward
 from tokenspeed.device.sampling.sampler import Logprobs, Sampled, Sampler
 from tokenspeed.device.step_inputs import Step, StepInputs
@@ -50,6 +51,7 @@ class Runner:
     def __init__(self, parts: RunnerParts, operations: CacheOperations) -> None:
         self._parts = parts
         self._operations = operations
+        self._pooler = Pooler()
         self._table_tensors = {tables.group_id: tables.tensor for tables in parts.tables}
 
     def execute(self, plan: "Plan", starts: Sequence[RowStart], submitted: float) -> StepResult:
@@ -73,6 +75,7 @@ class Runner:
         outcomes += self._operations.load(operations)
         for start in starts:
             parts.sampler.begin(start)
+            self._pooler.begin(start)
             if start.output.size:
                 parts.inputs.remember(np.array([start.row]), start.output[-1:])
         if plan.num_rows == 0:
@@ -97,6 +100,9 @@ class Runner:
             )
         )
         forwarded = time.perf_counter()
+        pooled = self._pooler.pool(hidden, step)
+        if pooled.ends:
+            step = replace(step, sampling=np.setdiff1d(step.sampling, pooled.ends))
         sampled = self._sample(hidden, step)
         prompt_logprobs = self._prompt_logprobs(hidden, step)
         timings = StepTimings(
@@ -105,7 +111,8 @@ class Runner:
             forward=forwarded - prepared,
             sample=time.perf_counter() - forwarded,
         )
-        return _result(plan.forward_id, step, sampled, prompt_logprobs, timings)
+        result = _result(plan.forward_id, step, sampled, prompt_logprobs, timings)
+        return _with_pooled(result, pooled) if pooled.ends or pooled.vectors or pooled.broken else result
 
     def _refresh_attention(self, step: Step) -> None:
         """Prepares the attention of each group for the extending rows [0, n) and the decoding rows [n, B)."""
@@ -215,6 +222,12 @@ def _with_logprobs(result: StepResult, step: Step, logprobs: Logprobs) -> StepRe
     spread[step.sampling], top_ids[step.sampling] = logprobs.logprobs, logprobs.top_ids
     top_logprobs[step.sampling] = logprobs.top_logprobs
     return replace(result, logprobs=spread, top_ids=top_ids, top_logprobs=top_logprobs)
+
+
+def _with_pooled(result: StepResult, pooled: Pooled) -> StepResult:
+    result.tokens[pooled.ends] = 0
+    result.tokens[pooled.broken], result.nan[pooled.broken] = -1, True
+    return replace(result, pooled=pooled.vectors)
 
 
 def _empty_result(forward_id: int, *, queued: float, prepare: float) -> StepResult:

@@ -50,24 +50,22 @@ def commit_result(
         commit.failed |= np.isin(handles, list(lost)).astype(np.uint8)
         commit.tokens = np.where(commit.failed, np.int32(-1), result.tokens)
     tokens = result.tokens.tolist()
-    broken = result.nan.tolist()
     for index, handle in enumerate(handles.tolist()):
         request = live.get(handle)
         if request is None:
             continue
-        if handle in lost:
+        failure = _failure_of(request, index, result, lost)
+        if failure is not None:
+            commit.nan_rows += failure.error_code == "nan_logits"
             commit.aborted.append(handle)
-            text = "blocks of its prefix could not be copied from the host pool"
-            commit.outputs.append(_failure(request, "cache_load_failed", text))
+            commit.outputs.append(failure)
             continue
-        if broken[index]:
-            commit.nan_rows += 1
-            commit.aborted.append(handle)
-            commit.outputs.append(_failure(request, "nan_logits", "the model's logits were not numbers"))
-            continue
-        if index in result.refused:
-            commit.aborted.append(handle)
-            commit.outputs.append(_failure(request, "constraint_failed", result.refused[index]))
+        if request.submit.pooling is not None:
+            if index in result.pooled:
+                request.pool(result.pooled[index])
+            if tokens[index] >= 0:
+                commit.finished.append(handle)
+                commit.outputs.append(_embedded(request))
             continue
         prompt_logprobs = result.prompt_logprobs.get(index)
         if tokens[index] < 0:
@@ -90,6 +88,18 @@ def commit_failure(handles: NDArray[np.int32], cause: BaseException, live: Mappi
     return commit
 
 
+def _failure_of(request: LiveRequest, index: int, result: StepResult, lost: Collection[int]) -> RequestOutput | None:
+    """Why the request whose row is ``index`` cannot go on, as the frontend is told; None where it can."""
+    if request.submit.handle in lost:
+        return _failure(request, "cache_load_failed", "blocks of its prefix could not be copied from the host pool")
+    if result.nan[index]:
+        what = "logits" if request.submit.pooling is None else "hidden states"
+        return _failure(request, "nan_logits", f"the model's {what} were not numbers")
+    if index in result.refused:
+        return _failure(request, "constraint_failed", result.refused[index])
+    return None
+
+
 def _sampled(
     request: LiveRequest,
     index: int,
@@ -110,7 +120,7 @@ def _sampled(
         reason = "length"
     if reason is not None:
         commit.finished.append(handle)
-    queue_s = -1.0 if request.reported_cached else request.queue_s
+    queue_s = _first_queue_s(request)
     return RequestOutput(
         handle=handle,
         token_ids=[token],
@@ -121,6 +131,21 @@ def _sampled(
         finish_reason=reason,
         stop_token_id=stop_token_id,
     )
+
+
+def _embedded(request: LiveRequest) -> RequestOutput:
+    queue_s = _first_queue_s(request)
+    return RequestOutput(
+        handle=request.submit.handle,
+        embedding=request.embedding(),
+        cached_tokens=_first_cached(request),
+        queue_s=queue_s,
+        finish_reason="stop",
+    )
+
+
+def _first_queue_s(request: LiveRequest) -> float:
+    return -1.0 if request.reported_cached else request.queue_s
 
 
 def _first_cached(request: LiveRequest) -> int:

@@ -216,7 +216,7 @@ class EventLoop:
                 declared=submit.declared,
                 priority=submit.priority,
                 namespace=submit.namespace,
-                max_cached_prefix_tokens=0 if submit.sampling.prompt_logprobs >= 0 else -1,
+                max_cached_prefix_tokens=0 if request.needs_whole_prompt else -1,
             )
         except RequestRefused as error:
             self._refuse(submit, "context_length_exceeded", str(error))

@@ -14,7 +14,7 @@ from tokenspeed.messages.constraint import (
     ConstraintError,
     ConstraintKind,
 )
-from tokenspeed.messages.input import EngineInput, Finish, Submit
+from tokenspeed.messages.input import EngineInput, Finish, Pooling, Submit
 from tokenspeed.messages.order import Action, Order, OrderDone
 from tokenspeed.messages.output import (
     EngineFacts,
@@ -57,6 +57,7 @@ __all__ = [
     "Order",
     "OrderDone",
     "Phase",
+    "Pooling",
     "PromptLogprobs",
     "RequestOutput",
     "SamplingParameters",

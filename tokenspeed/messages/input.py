@@ -1,10 +1,15 @@
 """What the frontend tells the engine."""
 
+from typing import Literal
+
 import msgspec
 
 from tokenspeed.messages.constraint import Constraint
 from tokenspeed.messages.order import Order
 from tokenspeed.messages.sampling import SamplingParameters
+
+Pooling = Literal["last", "mean"]
+"""How the hidden states of a prompt become one vector: that of its last token, or the mean of all."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -19,6 +24,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         priority: larger runs first; age breaks ties.
         namespace: what keeps equal token ids apart in the prefix cache (cache salt, adapter, image hashes).
         constraint: what the output must look like; None is free text. It is compiled before the request is scheduled.
+        pooling: the request asks for the embedding of its prompt: no token is drawn, and it ends when the prompt is
+            computed. ``max_new_tokens`` is 1 then. None generates.
 
     The stop token ids of the sampling parameters end the request inside the engine; stop strings are found in the
     frontend, which sends ``Finish``.
@@ -33,6 +40,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     namespace: bytes = b""
     constraint: Constraint | None = None
+    pooling: Pooling | None = None
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):

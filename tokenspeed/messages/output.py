@@ -39,6 +39,8 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         token_ids: the new tokens, in order; the stop token that ended a request is among them.
         logprobs: one for each of ``token_ids`` where the request asked for them, else empty.
         prompt_logprobs: a slice of the prompt's, where asked for.
+        embedding: float32 [hidden size], little-endian: the final hidden states (behind the last norm) as
+            ``Submit.pooling`` asked for them, not normalised; with the last output of such a request, else empty.
         cached_tokens: prompt tokens that came from the prefix cache; sent with the first output, else -1.
         queue_s: seconds between its submit and its first step, by the engine's clock; sent as ``cached_tokens`` is.
         finish_reason: set in a request's last output.
@@ -54,6 +56,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: PromptLogprobs | None = None
+    embedding: bytes = b""
     cached_tokens: int = -1
     queue_s: float = -1.0
     finish_reason: FinishReason | None = None

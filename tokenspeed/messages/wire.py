@@ -8,7 +8,7 @@ from tokenspeed.messages.input import EngineInput
 from tokenspeed.messages.order import OrderDone
 from tokenspeed.messages.output import EngineOutput, EngineSnapshot, EngineStatus
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 EngineMessage = EngineOutput | EngineStatus | EngineSnapshot | OrderDone
 """Whatever an engine says."""

@@ -32,6 +32,8 @@ _DECODERS = {
     # DeepSeek-V4's makers', who leave "model." away where they find it.
     "layers.": "model.layers.",
     "embed.weight": "model.embed_tokens.weight",
+    # Checkpoints of embedding models, which were saved without the head that generates.
+    "embed_tokens.": "model.embed_tokens.",
     "model.embed.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
