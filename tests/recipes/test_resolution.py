@@ -230,6 +230,8 @@ def test_each_flag_reaches_its_key(flag: Flag, recipes: Path, make_machine: Make
         "formats.tools": "glm47",
         "formats.reasoning": "glm45",
         "formats.thinking_switch": "enable_thinking",
+        "api.embeddings.pooling": "mean",
+        "api.embeddings.dimensions": "64, 128-256",
     }
     by_kind = {"text": str(tmp_path), "integer": 1, "number": 1.5, "switch": False, "gib": 0.5}
     stands_on = {"kv.storage_dir": {"host_cache_gb": 1.0}}

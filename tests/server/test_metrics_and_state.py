@@ -14,6 +14,8 @@ from scripted_engine import MODEL, Stack, say, snapshot
 from tokenspeed.messages.snapshot import STATES
 from tokenspeed.server.anthropic import requests as anthropic_requests
 from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from tokenspeed.server.embeddings import RULES as EMBEDDING_RULES
+from tokenspeed.server.embeddings import EmbeddingsRequest
 from tokenspeed.server.fields import HARMLESS, REFUSED, WITHOUT_EFFECT, FieldRules
 from tokenspeed.server.generate_api import requests as generate_requests
 from tokenspeed.server.generate_api.requests import GenerateRequest
@@ -26,6 +28,7 @@ DOORS = [
     ("Responses", (ResponsesRequest,), responses_requests.RULES),
     ("SGLang's generate", (GenerateRequest,), generate_requests.RULES),
     ("SGLang's generate", (), generate_requests.SAMPLING_RULES),
+    ("Embeddings", (EmbeddingsRequest,), EMBEDDING_RULES),
     ("Anthropic's messages", (MessagesRequest, CountTokensRequest), anthropic_requests.RULES),
 ]
 """The doors with tables of their own: the heading of their section, their bodies, and what becomes of other fields."""

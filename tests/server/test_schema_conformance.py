@@ -42,7 +42,9 @@ CHECKS: list[Any] = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServedThread]:
     template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    with ServedThread(scripted_config(chat_template=template)) as served:
+    with ServedThread(
+        scripted_config(chat_template=template, embeddings={"pooling": "last", "dimensions": "1-8"})
+    ) as served:
         yield served
 
 

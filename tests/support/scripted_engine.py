@@ -1,5 +1,6 @@
 """An engine without a model: a real ZeroMQ peer that speaks the real messages and says what a script tells it to."""
 
+import array
 import asyncio
 import json
 import time
@@ -43,6 +44,7 @@ MODEL = "scripted"
 EOS = 257
 VOCABULARY = 300
 CONTEXT = 512
+HIDDEN = 16
 
 Script = Callable[[Submit], Iterable[RequestOutput]]
 
@@ -52,7 +54,7 @@ def scripted_config(**api: object) -> ResolvedConfig:
     random_config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": VOCABULARY,
-        "hidden_size": 16,
+        "hidden_size": HIDDEN,
         "intermediate_size": 32,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
@@ -79,6 +81,9 @@ def say(text: str | bytes, *, ends: bool = True, each: int = 1) -> Script:
     tokens = list(text.encode() if isinstance(text, str) else text)
 
     def run(submit: Submit) -> Iterator[RequestOutput]:
+        if submit.pooling is not None:
+            yield pooled(submit)
+            return
         room = tokens[: submit.max_new_tokens]
         stops = ends and len(room) < submit.max_new_tokens and EOS in submit.sampling.stop_token_ids
         if submit.sampling.prompt_logprobs >= 0:
@@ -102,6 +107,15 @@ def say(text: str | bytes, *, ends: bool = True, each: int = 1) -> Script:
             )
 
     return run
+
+
+def pooled(submit: Submit) -> RequestOutput:
+    """The embedding of a prompt: its last token, then 1, 2, 3 and so on."""
+    last = memoryview(submit.prompt).cast("i")[-1]
+    vector = array.array("f", [last, *range(1, HIDDEN)])
+    return RequestOutput(
+        handle=submit.handle, embedding=vector.tobytes(), cached_tokens=0, queue_s=0.0, finish_reason="stop"
+    )
 
 
 def logprob(token: int, top: int) -> TokenLogprobs:

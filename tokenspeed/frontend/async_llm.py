@@ -11,6 +11,7 @@ from tokenspeed.frontend.chat_prompt import ChatPrompt, render_chat
 from tokenspeed.frontend.chat_template import ChatTemplate, read_template_setting
 from tokenspeed.frontend.collect import collect
 from tokenspeed.frontend.connection import EngineConnection
+from tokenspeed.frontend.embedding_rules import embedding_rules
 from tokenspeed.frontend.engine_state import EngineState
 from tokenspeed.frontend.errors import (
     EngineFailed,
@@ -49,6 +50,7 @@ class AsyncLLM:
         config: what it was made from.
         model: the model's own dimensions and end tokens.
         tokenizer: of the model.
+        embeddings: whether it gives embeddings, and which.
         engine: the engine's state as last heard.
         observer: hears what happens to requests; may be set once, before the first request.
         on_start: hears of each call that was handed to the engine, in the task that made it; set likewise.
@@ -78,6 +80,7 @@ class AsyncLLM:
         self.model = model or read_model_config(config.model)
         assets = load_text_assets(config.model)
         self.tokenizer = assets.tokenizer
+        self.embeddings = embedding_rules(config.api.embeddings, config.model, self.model.hidden_size)
         self.on_start: Callable[[Generation], None] | None = None
         setting = config.api.chat_template
         source = read_template_setting(setting) if setting else assets.chat_template
@@ -337,17 +340,23 @@ class AsyncLLM:
 
     async def _prompts(self, requests: Sequence[GenerationRequest]) -> list[Prompt]:
         most = self.config.api.max_prompt_tokens
-        prompts = [Prompt(request, await self._prompt_ids(request)) for request in requests]
-        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-        if most and longest > most:
-            raise RequestRefused(
-                f"the prompt has {longest} tokens, and this server takes {most} at most", "prompt_too_long", "prompt"
-            )
+        characters = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
+        prompts = await _off_loop(
+            lambda: [Prompt(request, self._prompt_ids(request)) for request in requests], characters
+        )
+        for prompt in prompts:
+            if most and len(prompt.token_ids) > most:
+                raise RequestRefused(
+                    f"{prompt.request.prompt_name} has {len(prompt.token_ids)} tokens, and this server takes {most} at "
+                    "most",
+                    "prompt_too_long",
+                    prompt.request.prompt_field,
+                )
         return prompts
 
-    async def _prompt_ids(self, request: GenerationRequest) -> Sequence[int]:
+    def _prompt_ids(self, request: GenerationRequest) -> Sequence[int]:
         if isinstance(request.prompt, str):
-            return await self.encode(request.prompt)
+            return self.tokenizer.encode(request.prompt, add_special_tokens=True)
         return request.prompt
 
 

@@ -23,6 +23,7 @@ class Prompt:
         token_ids: of the prompt.
         logprobs: of tokens 1 and on, as they come in; the first token of a prompt has none.
         cached_tokens: how many of its tokens came from the prefix cache, once that is known.
+        embedding: float32 in little-endian order, where it is asked for, once it is there; see RequestOutput.
     """
 
     def __init__(self, request: GenerationRequest, token_ids: Sequence[int]) -> None:
@@ -30,6 +31,7 @@ class Prompt:
         self.token_ids = token_ids
         self.logprobs: dict[int, TokenLogprobs] = {}
         self.cached_tokens = 0
+        self.embedding = b""
         self.waiting: list[Delta] = []
 
     @property

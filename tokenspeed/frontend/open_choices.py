@@ -99,6 +99,7 @@ class OpenChoices:
                     priority=request.priority,
                     namespace=request.cache_salt.encode(),
                     constraint=request.constraint,
+                    pooling=request.pooling,
                 )
             )
         if self.observer is not None:
@@ -141,7 +142,9 @@ class OpenChoices:
             self._forget(live, item.finish_reason, now)
             generation.fail(_engine_error(item, live.prompt.request))
             return
-        if item.token_ids:
+        if item.embedding:
+            live.prompt.embedding = item.embedding
+        if item.token_ids or item.embedding:
             self._observe_tokens(live, item, now)
             live.last_token_at = now
         delta = choice.push(item)

@@ -7,7 +7,7 @@ import msgspec
 
 from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.parsing.parts import Part
-from tokenspeed.messages import Constraint, FinishReason, SamplingParameters, TokenLogprobs
+from tokenspeed.messages import Constraint, FinishReason, Pooling, SamplingParameters, TokenLogprobs
 
 MAX_CHOICES = 128
 """The most choices of one prompt."""
@@ -42,6 +42,8 @@ class GenerationRequest:
         cache_salt: requests share cached prefixes only with requests of the same salt.
         constraint: what the text of every choice must look like; None is free text.
         constraint_field: the caller's name for it, in errors.
+        pooling: the embedding of the prompt is asked for, and nothing is generated: ``n`` and ``max_tokens`` are 1.
+        prompt_field: the caller's name for the prompt, in errors.
 
     The others are those of SamplingParameters, except that ``temperature`` may be 0 (greedy).
     """
@@ -73,7 +75,14 @@ class GenerationRequest:
     parsing: Parsing | None = None
     constraint: Constraint | None = None
     constraint_field: str = "constraint"
+    pooling: Pooling | None = None
+    prompt_field: str = "prompt"
     timeout_s: float | None = None
+
+    @property
+    def prompt_name(self) -> str:
+        """What the prompt is called in the text of an error."""
+        return "the prompt" if self.prompt_field == "prompt" else self.prompt_field
 
     @property
     def generated_choices(self) -> int:

@@ -17,11 +17,20 @@ def check_request(prompt: Prompt, model: ModelConfig, max_model_len: int, *, nee
     _check_ids(prompt, model)
     length = len(prompt.token_ids)
     if length == 0 or request.prompt == "":
-        raise RequestRefused("the prompt is empty; there is nothing to go on from", "empty_prompt", "prompt")
+        raise RequestRefused(
+            f"{request.prompt_name} is empty; there is nothing to go on from", "empty_prompt", request.prompt_field
+        )
     wanted = request.max_tokens if needs_room else 0
     if length + (1 if wanted is None else wanted) > max_model_len:
+        if request.pooling is not None:
+            raise RequestRefused(
+                f"this model's maximum context length is {max_model_len} tokens, and an input leaves one of them free: "
+                f"{request.prompt_field} has {length}; shorten it",
+                "context_length_exceeded",
+                request.prompt_field,
+            )
         raise ContextLengthExceeded(
-            max_model_len, length, wanted, "prompt" if length >= max_model_len else "max_tokens"
+            max_model_len, length, wanted, request.prompt_field if length >= max_model_len else "max_tokens"
         )
     most = max_model_len - length if wanted is None else wanted
     if request.min_tokens > most:
@@ -77,7 +86,7 @@ def _check_ids(prompt: Prompt, model: ModelConfig) -> None:
     request, size = prompt.request, model.vocab_size
     named = [("logit_bias", request.logit_bias), ("stop_token_ids", request.stop_token_ids)]
     if not isinstance(request.prompt, str):
-        named.append(("prompt", request.prompt))
+        named.append((request.prompt_field, request.prompt))
     for name, ids in named:
         if ids and not 0 <= min(ids) <= max(ids) < size:
             wrong = next(token_id for token_id in ids if not 0 <= token_id < size)

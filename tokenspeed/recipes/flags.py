@@ -56,6 +56,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--drain-seconds", "drain_s", "number", "how long SIGTERM waits for open streams"),
     Flag("--chat-template", "api.chat_template", "text", "file with a chat template instead of the model's own"),
     Flag(
+        "--embedding-pooling", "api.embeddings.pooling", "text", "what /v1/embeddings pools: last, mean, none, or auto"
+    ),
+    Flag("--embedding-dimensions", "api.embeddings.dimensions", "text", "sizes that embeddings may be cut to: 32-1024"),
+    Flag(
         "--tool-format", "formats.tools", "text", "how the model writes tool calls: hermes, qwen3_coder, kimi_k2, ..."
     ),
     Flag("--reasoning-format", "formats.reasoning", "text", "how the model writes reasoning: qwen3, deepseek_r1, ..."),

@@ -9,6 +9,7 @@ from tokenspeed.recipes.features import family_of, missing_features
 from tokenspeed.recipes.machine import Machine
 from tokenspeed.recipes.resolved import (
     ApiSettings,
+    EmbeddingSettings,
     FormatSettings,
     KVConfig,
     LogConfig,
@@ -107,6 +108,7 @@ class Resolution:
             api=ApiSettings(
                 **{
                     **keys.api.model_dump(),
+                    "embeddings": EmbeddingSettings(**keys.api.embeddings.model_dump()),
                     "default_sampling": keys.api.default_sampling.model_dump(exclude_none=True),
                     "chat_template": _existing_file(keys.api.chat_template, "api.chat_template"),
                     "api_key_file": _existing_file(keys.api.api_key_file, "api.api_key_file"),

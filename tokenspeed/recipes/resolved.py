@@ -72,6 +72,14 @@ class SchedulerSettings(_Frozen):
     journal: str = ""
 
 
+class EmbeddingSettings(_Frozen):
+    """What /v1/embeddings gives; recipes/embeddings.py reads "auto" and ``normalize`` None in the checkpoint."""
+
+    pooling: Literal["auto", "none", "last", "mean"] = "auto"
+    normalize: bool | None = None
+    dimensions: str = ""
+
+
 class ApiSettings(_Frozen):
     """What the API does on behalf of the model; docs/recipes.md says what each bound means (0: none).
 
@@ -82,6 +90,7 @@ class ApiSettings(_Frozen):
     port: int = 8000
     default_sampling: dict[str, float | int] = {}
     chat_template: str = ""
+    embeddings: EmbeddingSettings = EmbeddingSettings()
     max_body_bytes: int = 32 << 20
     api_key_file: str = ""
     structured_output: Literal["llguidance", "none"] = "llguidance"

@@ -15,6 +15,7 @@ from tokenspeed.recipes.resolved import Activations
 from tokenspeed.recipes.schema_types import (
     Bytes,
     Count,
+    DimensionRanges,
     Name,
     Positive,
     RelativePath,
@@ -146,6 +147,15 @@ class Sampling(Strict):
     max_tokens: Positive | None = None
 
 
+class Embeddings(Strict):
+    """What /v1/embeddings gives. ``pooling`` auto: what the checkpoint says, if it does. ``dimensions``: the sizes that
+    the first elements of a vector are good for by themselves ("32-1024", "64, 128")."""
+
+    pooling: Literal["auto", "none", "last", "mean"] = "auto"
+    normalize: bool | None = None
+    dimensions: DimensionRanges = ""
+
+
 class Api(Strict):
     """The HTTP side; see docs/recipes.md for each bound (0: none)."""
 
@@ -153,6 +163,7 @@ class Api(Strict):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     default_sampling: Sampling = Sampling()
     chat_template: str = ""
+    embeddings: Embeddings = Embeddings()
     max_body_bytes: Bytes = 32 << 20
     api_key_file: str = ""
     structured_output: Literal["llguidance", "xgrammar", "none"] = "llguidance"

@@ -16,6 +16,7 @@ _SIZE_UNITS = {
     "GiB": 1 << 30,
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B)\s*")
+_RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
 
 def parse_size(value: object) -> object:
@@ -31,6 +32,25 @@ def parse_size(value: object) -> object:
             f"{value!r} is no size; write bytes (1073741824) or a size with a unit ({', '.join(_SIZE_UNITS)})"
         )
     return int(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def dimension_ranges(text: str) -> tuple[range, ...]:
+    """ "32-1024" or "64, 128, 256" as ranges; ValueError for what is neither."""
+    found = []
+    for part in text.split(",") if text.strip() else []:
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last:
+            raise ValueError(
+                f"{part.strip()!r} is no number of dimensions; write 256, or 32-1024, or several with commas"
+            )
+        found.append(range(first, last + 1))
+    return tuple(found)
+
+
+def _dimensions(text: str) -> str:
+    dimension_ranges(text)
+    return text
 
 
 def _hex(digits: int) -> AfterValidator:
@@ -60,6 +80,7 @@ Bytes = Annotated[
     Field(ge=0),
 ]
 Name = Annotated[str, AfterValidator(_name)]
+DimensionRanges = Annotated[str, AfterValidator(_dimensions)]
 Seconds = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]

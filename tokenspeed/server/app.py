@@ -102,7 +102,7 @@ def _add_routes(app: FastAPI) -> None:
     _post(app, "/v1/messages/count_tokens", anthropic.count_tokens, CountTokensRequest, TokenCount)
     _post(app, "/v1/responses", responses.create, ResponsesRequest, ResponseBody, streams=True)
     _post(app, "/generate", generate.generate, GenerateRequest, GenerateBody | list[GenerateBody], streams=True)
-    _post(app, "/v1/embeddings", embeddings.embeddings, EmbeddingsRequest, None)
+    _post(app, "/v1/embeddings", embeddings.embeddings, EmbeddingsRequest, embeddings.EmbeddingsResponse)
     gets: list[tuple[str, Endpoint, Any]] = [
         ("/v1/responses/{response_id}", responses.retrieve, ResponseBody),
         ("/v1/models", models.list_models, ModelList),

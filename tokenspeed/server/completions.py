@@ -16,6 +16,7 @@ from tokenspeed.server.body import read_json
 from tokenspeed.server.context import ServerContext, context_of, json_response, request_id_of
 from tokenspeed.server.errors import ApiError, from_frontend
 from tokenspeed.server.logprobs import LegacyLogprobWriter, prompt_entries, prompt_logprob_list
+from tokenspeed.server.prompts import prompts_of
 from tokenspeed.server.requests import CompletionRequest
 from tokenspeed.server.responses import (
     CompletionChoice,
@@ -56,20 +57,7 @@ async def completions(request: Request) -> Response:
 
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:
-    """A prompt is a string, a list of token ids, or a list of either."""
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise ApiError(400, "prompt is an empty list", code="invalid_value", param="prompt")
-    ids = [item for item in given if isinstance(item, int)]
-    if len(ids) == len(given):
-        return [ids]
-    prompts = [item for item in given if not isinstance(item, int)]
-    if ids or len({type(item) for item in prompts}) > 1:
-        raise ApiError(
-            400, "prompt mixes strings, token ids and lists of token ids", code="invalid_value", param="prompt"
-        )
+    prompts = prompts_of(body.prompt, "prompt")
     choices = len(prompts) * max(body.n or 1, body.best_of or 1)
     if choices > MAX_REQUEST_CHOICES:
         raise ApiError(

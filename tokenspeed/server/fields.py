@@ -43,7 +43,8 @@ REFUSED = {
     "modalities": _TEXT_ONLY,
     "audio": _TEXT_ONLY,
     "web_search_options": "this server does not search",
-    "suffix": "this server only goes on from a prompt; it does not fill gaps",
+    "suffix": "this server goes on from a prompt and fills no gaps by itself; for a model that was trained to, write "
+    "the text on both sides of the gap into the prompt, between the tokens that its card names for that",
     "chat_template": "the server's own template is used; start it with --chat-template to change that",
     "documents": "put the documents into a message",
     "bad_words": "use logit_bias to suppress tokens",
