@@ -112,7 +112,7 @@ class Runner:
             sample=time.perf_counter() - forwarded,
         )
         result = _result(plan.forward_id, step, sampled, prompt_logprobs, timings)
-        return _with_pooled(result, pooled) if pooled.ends or pooled.vectors or pooled.broken else result
+        return _with_pooled(result, pooled) if pooled.vectors or pooled.broken else result
 
     def _refresh_attention(self, step: Step) -> None:
         """Prepares the attention of each group for the extending rows [0, n) and the decoding rows [n, B)."""

@@ -73,7 +73,7 @@ class SchedulerSettings(_Frozen):
 
 
 class EmbeddingSettings(_Frozen):
-    """What /v1/embeddings gives; recipes/embeddings.py reads "auto" and ``normalize`` None in the checkpoint."""
+    """What /v1/embeddings gives; frontend/embedding_rules.py reads "auto" and ``normalize`` None in the checkpoint."""
 
     pooling: Literal["auto", "none", "last", "mean"] = "auto"
     normalize: bool | None = None

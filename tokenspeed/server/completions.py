@@ -57,6 +57,7 @@ async def completions(request: Request) -> Response:
 
 
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:
+    """The request's prompts; ApiError (400) where they have too many choices together."""
     prompts = prompts_of(body.prompt, "prompt")
     choices = len(prompts) * max(body.n or 1, body.best_of or 1)
     if choices > MAX_REQUEST_CHOICES:
