@@ -72,6 +72,12 @@ def test_errors_have_the_openai_shape(client: openai.OpenAI) -> None:
         client.completions.create(model="smollm2-135m", prompt="x", extra_body={"frequncy_penalty": 1})
 
 
+def test_a_model_that_gives_no_embeddings_says_what_would_allow_it(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"api\.embeddings\.pooling") as refused:
+        client.embeddings.create(model="smollm2-135m", input="x")
+    assert refused.value.code == "embeddings_not_supported"
+
+
 def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
     text = "Grüße, 12345 — 你好 🙂"
     ids = server.client.post("/tokenize", json={"model": "smollm2-135m", "prompt": text}).json()["tokens"]

@@ -49,6 +49,15 @@ def test_a_missing_weight(folder: Path) -> None:
         load(folder)
 
 
+def test_a_missing_head(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing.*embeddings.*tie_word_embeddings to true"):
+        load(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    load(folder)
+
+
 def test_an_unknown_weight(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.sinks": torch.zeros(4)}))
     with pytest.raises(CheckpointError, match=r"self_attn\.sinks is unknown to this architecture"):

@@ -146,8 +146,10 @@ def _check_names(source: WeightSource, specs: Sequence[WeightSpec], *, ignored: 
     wanted = {tensor.name for spec in specs for tensor in spec.tensors}
     missing = sorted(wanted - held)
     if missing:
+        headless = "; if it was made for embeddings it needs none: set tie_word_embeddings to true in its config.json"
         raise CheckpointError(
             f"{source.where}: {_some(missing)} missing; the checkpoint is incomplete or of another architecture"
+            f"{headless if missing == ['lm_head.weight'] else ''}"
         )
     left_out = re.compile("|".join((r".*rotary_emb\.inv_freq", *ignored)))
     beyond = sorted(name for name in held - wanted if left_out.fullmatch(name) is None)
