@@ -7,7 +7,7 @@ from control_plane import ControlPlane, submit
 from token_device import expected_tokens
 
 from tokenspeed.device.handle import Grammar, TokenMatcher
-from tokenspeed.messages import Constraint, ConstraintError
+from tokenspeed.messages import Constraint, ConstraintError, Rule
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:
@@ -48,7 +48,9 @@ class HandCompiler:
 
     begun: list[Waiting] = field(default_factory=list)
 
-    def compile(self, constraint: Constraint) -> Waiting:
+    def compile(self, *rules: Rule) -> Waiting:
+        (constraint,) = rules
+        assert isinstance(constraint, Constraint)
         if constraint.text == "busy":
             raise ConstraintError("later", "constraint_busy")
         self.begun.append(Waiting(constraint))

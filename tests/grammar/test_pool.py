@@ -9,7 +9,7 @@ import pytest
 from tokenspeed.device.handle import Grammar, TokenMatcher
 from tokenspeed.grammar import pool as pool_module
 from tokenspeed.grammar.pool import Compilation, GrammarPool
-from tokenspeed.messages import Constraint, ConstraintError
+from tokenspeed.messages import Constraint, ConstraintError, Rule
 
 
 @dataclass
@@ -36,7 +36,11 @@ class FakeCompiler:
     began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     texts: list[str] = field(default_factory=list)
 
-    def compile(self, constraint: Constraint) -> FakeGrammar:
+    def compile(self, rule: Rule) -> FakeGrammar:
+        assert isinstance(rule, Constraint)
+        return self._compiled(rule)
+
+    def _compiled(self, constraint: Constraint) -> FakeGrammar:
         self.texts.append(constraint.text)
         self.began.release()
         if constraint.text.startswith("wait"):

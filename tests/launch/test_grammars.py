@@ -8,9 +8,12 @@ import threading
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from tokenspeed.device.handle import Grammar
+from tokenspeed.grammar.pool import GrammarPool
 from tokenspeed.launch.grammars import grammar_pool
-from tokenspeed.messages import Constraint, ConstraintError
+from tokenspeed.messages import BadWords, Constraint, ConstraintError, Rule
 from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.resolved import ApiSettings, ModelSource, ResolvedConfig
 
@@ -38,19 +41,26 @@ def config_of(vocab_size: int, structured_output: str = "llguidance") -> Resolve
     )
 
 
+def outcome_of(pool: GrammarPool, rule: Rule) -> Grammar | ConstraintError:
+    compilation, ticker = pool.compile(rule), threading.Event()
+    while (found := compilation.outcome()) is None:
+        ticker.wait(0.01)
+    return found
+
+
+def allowed_in(mask: NDArray[np.int32]) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
 @pytest.mark.parametrize("vocab_size", [300, 1000])
 def test_the_vocabulary_is_the_models(vocab_size: int) -> None:
     config = config_of(vocab_size)
     pool = grammar_pool(config, read_model_config(config.model))
-    assert pool is not None
-    compilation = pool.compile(Constraint(kind="regex", text="[a-z]+"))
-    ticker = threading.Event()
-    while (grammar := compilation.outcome()) is None:
-        ticker.wait(0.01)
+    grammar = outcome_of(pool, Constraint(kind="regex", text="[a-z]+"))
     assert not isinstance(grammar, ConstraintError), grammar
     mask = np.zeros(-(-vocab_size // 32), np.int32)
     grammar.matcher().fill(mask)
-    allowed = set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+    allowed = allowed_in(mask)
     assert set(b"abcxyz") <= allowed
     assert not allowed & {ord("A"), 256, END}
     assert max(allowed) < vocab_size
@@ -59,7 +69,15 @@ def test_the_vocabulary_is_the_models(vocab_size: int) -> None:
 
 def test_structured_output_may_be_off() -> None:
     config = config_of(300, "none")
-    assert grammar_pool(config, read_model_config(config.model)) is None
+    pool = grammar_pool(config, read_model_config(config.model))
+    refused = outcome_of(pool, Constraint(kind="regex", text="a"))
+    assert isinstance(refused, ConstraintError) and refused.code == "constraint_unavailable"
+    grammar = outcome_of(pool, BadWords(words=("b",)))
+    assert not isinstance(grammar, ConstraintError), "words need no library"
+    mask = np.zeros(-(-300 // 32), np.int32)
+    grammar.matcher().fill(mask)
+    assert not allowed_in(mask) & {ord("b"), END} and {ord("a"), 299} <= allowed_in(mask)
+    pool.close()
 
 
 def test_a_missing_package_is_said_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from tokenspeed.engine.held import GrammarCompiler
 from tokenspeed.engine.loop import EventLoop
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.launch.compose import scheduler_config
-from tokenspeed.messages import Constraint, Pooling, SamplingParameters, Submit
+from tokenspeed.messages import BadWords, Constraint, Pooling, SamplingParameters, Submit, ThinkingBudget
 from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed.recipes.resolved import SchedulerSettings
 from tokenspeed_scheduler import Scheduler
@@ -115,6 +115,8 @@ def submit(
     sampling: SamplingParameters | None = None,
     constraint: Constraint | None = None,
     pooling: Pooling | None = None,
+    bad_words: BadWords | None = None,
+    thinking: ThinkingBudget | None = None,
 ) -> Submit:
     return Submit(
         handle=handle,
@@ -127,4 +129,6 @@ def submit(
         namespace=namespace,
         constraint=constraint,
         pooling=pooling,
+        bad_words=bad_words,
+        thinking=thinking,
     )

@@ -1,13 +1,13 @@
-"""Requests whose constraint is being compiled: not submitted to the scheduler yet, and in nobody's way."""
+"""Requests whose rules are being compiled: not submitted to the scheduler yet, and in nobody's way."""
 
 from typing import Protocol
 
 from tokenspeed.device.handle import Grammar
-from tokenspeed.messages import Constraint, ConstraintError, Submit
+from tokenspeed.messages import ConstraintError, Rule, Submit
 
 
 class Compilation(Protocol):
-    """A constraint on its way."""
+    """The rules of a request on their way."""
 
     def outcome(self) -> Grammar | ConstraintError | None:
         """The grammar, or why there is none; None while it is being compiled. Never blocks."""
@@ -21,13 +21,16 @@ class Compilation(Protocol):
 class GrammarCompiler(Protocol):
     """Compiles off the loop's thread; see tokenspeed.grammar.pool."""
 
-    def compile(self, constraint: Constraint) -> Compilation:
-        """Begins; never blocks. Raises ConstraintError where it cannot."""
+    def compile(self, *rules: Rule) -> Compilation:
+        """Begins with all the rules of a request, which make one grammar; never blocks.
+
+        Raises ConstraintError where it cannot.
+        """
         ...
 
 
 class HeldRequests:
-    """Holds what waits for its grammar. ``compiler`` None refuses every constraint."""
+    """Holds what waits for its grammar. ``compiler`` None refuses every rule."""
 
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
@@ -38,13 +41,14 @@ class HeldRequests:
         return len(self._waiting) + len(self._refused)
 
     def hold(self, submit: Submit) -> bool:
-        """Takes a request that has a constraint, and begins to compile it; False where it has none."""
-        if submit.constraint is None:
+        """Takes a request that has rules, and begins to compile them; False where it has none."""
+        rules = submit.rules
+        if not rules:
             return False
         try:
             if self._compiler is None:
-                raise ConstraintError("structured output is off (api.structured_output)", "constraint_unavailable")
-            self._waiting[submit.handle] = (submit, self._compiler.compile(submit.constraint))
+                raise ConstraintError("this engine compiles no constraints", "constraint_unavailable")
+            self._waiting[submit.handle] = (submit, self._compiler.compile(*rules))
         except ConstraintError as error:
             self._refused.append((submit, error))
         return True

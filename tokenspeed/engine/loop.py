@@ -86,7 +86,7 @@ class EventLoop:
         max_model_len: prompt plus output of one request.
         overlap: results that may be out when the next step is planned.
         storage: whether the scheduler plans storage operations, whose timeouts want to know the time (milliseconds).
-        grammars: compiles constraints beside the loop; None refuses requests that have one.
+        grammars: compiles the rules of answers beside the loop; None refuses requests that have any.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Compiles constraints on threads of its own, so that nobody else waits; keeps what was compiled.
+"""Compiles rules on threads of its own, so that nobody else waits; keeps what was compiled.
 
 Everything but the threads' own work is called on one thread, the event loop's.
 """
@@ -7,12 +7,15 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
 from tokenspeed.device.handle import Grammar
-from tokenspeed.messages import Constraint, ConstraintError
+from tokenspeed.grammar.budget import CompiledBudget
+from tokenspeed.grammar.narrowed import NarrowedGrammar
+from tokenspeed.grammar.words import CompiledWords
+from tokenspeed.messages import BadWords, Constraint, ConstraintError, Rule
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +31,8 @@ MAX_ABANDONED = 4
 CACHED_GRAMMARS = 256
 CACHED_BYTES = 8 << 20
 """Of the texts of the grammars kept; what is compiled from them is of the same order."""
+_WORD_BYTES = 512
+"""Of a list of words kept, a character."""
 
 
 class Compiled(Grammar, Protocol):
@@ -37,21 +42,21 @@ class Compiled(Grammar, Protocol):
 
 
 class Compiler(Protocol):
-    """See CheckedCompiler. ``compile`` may run on several threads at a time."""
+    """See RuleCompiler. ``compile`` may run on several threads at a time."""
 
-    def compile(self, constraint: Constraint) -> Compiled: ...
+    def compile(self, rule: Rule) -> Compiled | CompiledWords | CompiledBudget: ...
 
     def close(self) -> None: ...
 
 
-Outcome = Compiled | ConstraintError
+Outcome = Compiled | CompiledWords | CompiledBudget | ConstraintError
 
 
 class _Job:
-    """One text to compile, for all requests that ask for it meanwhile. ``lock`` guards what both sides write."""
+    """One rule to compile, for all requests that ask for it meanwhile. ``lock`` guards what both sides write."""
 
-    def __init__(self, constraint: Constraint, now: float) -> None:
-        self.constraint = constraint
+    def __init__(self, rule: Rule, now: float) -> None:
+        self.rule = rule
         self.queued_at = now
         self.began_at: float | None = None
         self.waiters = 0
@@ -85,27 +90,39 @@ _WITHDRAWN = ConstraintError("nobody waits for it any more", "constraint_busy")
 
 
 class Compilation:
-    """What one request waits for."""
+    """What one request waits for: all of its rules."""
 
-    def __init__(self, pool: "GrammarPool", job: _Job, begin_after: str, opening: str) -> None:
+    def __init__(self, pool: "GrammarPool", rules: Sequence[Rule], jobs: Sequence[_Job]) -> None:
         self._pool = pool
-        self._job = job
-        self._begin_after = begin_after
-        self._opening = opening
-        job.waiters += 1
+        self._rules = rules
+        self._jobs = jobs
+        for job in jobs:
+            job.waiters += 1
 
     def outcome(self) -> Grammar | ConstraintError | None:
         """Returns the grammar, or why there is none; None while it is being compiled."""
-        found = self._pool.look(self._job)
-        if found is None or isinstance(found, ConstraintError):
-            return found
-        return found.after(self._begin_after, self._opening)
+        base: Grammar | None = None
+        words: CompiledWords | None = None
+        budget: CompiledBudget | None = None
+        for rule, job in zip(self._rules, self._jobs, strict=True):
+            found = self._pool.look(job)
+            if found is None or isinstance(found, ConstraintError):
+                return found
+            if isinstance(found, CompiledWords):
+                words = found
+            elif isinstance(found, CompiledBudget):
+                budget = found
+            else:
+                assert isinstance(rule, Constraint)
+                base = found.after(rule.begin_after, rule.opening)
+        return base if words is None and budget is None else NarrowedGrammar(base, words, budget)
 
     def cancel(self) -> None:
         """The request is gone. What nobody waits for and no worker has begun is never compiled."""
-        self._job.waiters -= 1
-        if self._job.waiters == 0:
-            self._pool.withdraw(self._job)
+        for job in self._jobs:
+            job.waiters -= 1
+            if job.waiters == 0:
+                self._pool.withdraw(job)
 
 
 class GrammarPool:
@@ -133,47 +150,36 @@ class GrammarPool:
         self._workers = workers
         self._clock = clock
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._jobs: dict[Constraint, _Job] = {}
-        self._cache: OrderedDict[Constraint, _Job] = OrderedDict()
+        self._jobs: dict[Rule, _Job] = {}
+        self._cache: OrderedDict[Rule, _Job] = OrderedDict()
         self._cached_bytes = 0
         self._counting = threading.Lock()
         self._serving = 0  # threads that take jobs
         self._abandoned = 0  # threads inside a job that was given up
 
-    def compile(self, constraint: Constraint) -> Compilation:
-        """Begins to compile, or finds it done or under way. Raises ConstraintError where too many are under way."""
+    def compile(self, *rules: Rule) -> Compilation:
+        """Begins to compile the rules of a request, or finds them done or under way.
+
+        Raises ConstraintError where too many are under way.
+        """
         for waiting in list(self._jobs.values()):
             self.look(waiting)  # of those whose requests are gone too, so that none holds a worker for ever
-        key = Constraint(kind=constraint.kind, text=constraint.text)
-        job = self._cache.get(key)
-        if job is not None:
-            self._cache.move_to_end(key)
-            return Compilation(self, job, constraint.begin_after, constraint.opening)
-        job = self._jobs.get(key)
-        if job is None:
-            if len(self._jobs) >= MAX_WAITING:
-                raise ConstraintError(
-                    f"{MAX_WAITING} constraints are being compiled already; try again in a moment", "constraint_busy"
-                )
-            job = self._jobs[key] = _Job(key, self._clock())
-            self._start_workers()
-            self._queue.put(job)
-        return Compilation(self, job, constraint.begin_after, constraint.opening)
+        return Compilation(self, rules, [self._job(_key(rule)) for rule in rules])
 
     def look(self, job: _Job) -> Outcome | None:
         """The outcome of ``job``; ends one that took too long, and moves one that ended from the jobs to the cache."""
         if job.outcome is None:
             self._expire(job)
         outcome = job.outcome
-        if outcome is not None and self._jobs.get(job.constraint) is job:
-            del self._jobs[job.constraint]
-            self._keep(job.constraint, job, outcome)
+        if outcome is not None and self._jobs.get(job.rule) is job:
+            del self._jobs[job.rule]
+            self._keep(job.rule, job, outcome)
         return outcome
 
     def withdraw(self, job: _Job) -> None:
         """Nobody waits for ``job``: it is dropped unless it is being compiled."""
-        if self._jobs.get(job.constraint) is job and job.withdraw():
-            del self._jobs[job.constraint]
+        if self._jobs.get(job.rule) is job and job.withdraw():
+            del self._jobs[job.rule]
 
     def close(self) -> None:
         """Ends the threads that are idle; one inside a compilation ends with the process."""
@@ -183,15 +189,31 @@ class GrammarPool:
         if self._compiler is not None:
             self._compiler.close()
 
-    def _keep(self, key: Constraint, job: _Job, outcome: Outcome) -> None:
+    def _job(self, key: Rule) -> _Job:
+        job = self._cache.get(key)
+        if job is not None:
+            self._cache.move_to_end(key)
+            return job
+        job = self._jobs.get(key)
+        if job is None:
+            if len(self._jobs) >= MAX_WAITING:
+                raise ConstraintError(
+                    f"{MAX_WAITING} constraints are being compiled already; try again in a moment", "constraint_busy"
+                )
+            job = self._jobs[key] = _Job(key, self._clock())
+            self._start_workers()
+            self._queue.put(job)
+        return job
+
+    def _keep(self, key: Rule, job: _Job, outcome: Outcome) -> None:
         """Caches refusals too, those for lack of time included: the same mistake is often made again."""
         if isinstance(outcome, ConstraintError) and outcome.code != "invalid_constraint":
             return
         self._cache[key] = job
-        self._cached_bytes += len(key.text)
+        self._cached_bytes += _weight(key)
         while len(self._cache) > CACHED_GRAMMARS or (self._cached_bytes > CACHED_BYTES and len(self._cache) > 1):
             oldest, _ = self._cache.popitem(last=False)
-            self._cached_bytes -= len(oldest.text)
+            self._cached_bytes -= _weight(oldest)
 
     def _expire(self, job: _Job) -> None:
         now, began = self._clock(), job.began_at
@@ -204,9 +226,9 @@ class GrammarPool:
                     )
                 )
         elif now - began > self._time_limit_s and job.settle(
-            ConstraintError(f"the {job.constraint.kind} takes longer than {self._time_limit_s:g} s to compile")
+            ConstraintError(f"the {_name(job.rule)} takes longer than {self._time_limit_s:g} s to compile")
         ):
-            logger.warning("a %s of %d characters was given up", job.constraint.kind, len(job.constraint.text))
+            logger.warning("a %s was given up", _name(job.rule))
             with self._counting:
                 self._serving -= 1
                 self._abandoned += 1
@@ -231,7 +253,7 @@ class GrammarPool:
                 logger.exception("constraints cannot be compiled")
                 job.settle(ConstraintError(f"structured output is not available: {error}", "constraint_unavailable"))
                 continue
-            given_up = job.begin(self._clock()) and not job.settle(_compiled(compiler, job.constraint))
+            given_up = job.begin(self._clock()) and not job.settle(_compiled(compiler, job.rule))
             if given_up and not self._may_go_on():
                 return
 
@@ -251,11 +273,29 @@ class GrammarPool:
             return True
 
 
-def _compiled(compiler: Compiler, constraint: Constraint) -> Outcome:
+def _compiled(compiler: Compiler, rule: Rule) -> Outcome:
     try:
-        return compiler.compile(constraint)
+        return compiler.compile(rule)
     except ConstraintError as error:
         return error
     except BaseException as error:  # a panic of the compiler is no Exception
-        logger.exception("a %s could not be compiled", constraint.kind)
-        return ConstraintError(f"the {constraint.kind} cannot be compiled ({type(error).__name__})")
+        logger.exception("a %s could not be compiled", _name(rule))
+        return ConstraintError(f"the {_name(rule)} cannot be compiled ({type(error).__name__})")
+
+
+def _key(rule: Rule) -> Rule:
+    """What is compiled of a rule; where a constraint begins is said afterwards."""
+    return Constraint(kind=rule.kind, text=rule.text) if isinstance(rule, Constraint) else rule
+
+
+def _name(rule: Rule) -> str:
+    if isinstance(rule, Constraint):
+        return rule.kind
+    return "list of bad words" if isinstance(rule, BadWords) else "budget of reasoning"
+
+
+def _weight(rule: Rule) -> int:
+    """Bytes that count for the cache: of text, or as many as a list of words takes for each of its characters."""
+    if isinstance(rule, Constraint):
+        return len(rule.text)
+    return _WORD_BYTES * sum(map(len, rule.words)) if isinstance(rule, BadWords) else 0

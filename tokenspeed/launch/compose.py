@@ -35,13 +35,12 @@ class Engine:
     loop: EventLoop
     handle: DeviceHandle
     specs: DeviceSpecs
-    grammars: GrammarPool | None
+    grammars: GrammarPool
 
     def shutdown(self) -> None:
         """Ends the threads of the device side and those that compile."""
         self.handle.shutdown()
-        if self.grammars is not None:
-            self.grammars.close()
+        self.grammars.close()
 
 
 def scheduler_config(settings: SchedulerSettings, specs: DeviceSpecs) -> SchedulerConfig:

@@ -27,6 +27,7 @@ from tokenspeed.messages.output import (
     RequestOutput,
     TokenLogprobs,
 )
+from tokenspeed.messages.rules import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, BadWords, Rule, ThinkingBudget
 from tokenspeed.messages.sampling import SamplingParameters
 from tokenspeed.messages.wire import (
     PROTOCOL_VERSION,
@@ -39,10 +40,13 @@ from tokenspeed.messages.wire import (
 
 __all__ = [
     "CONSTRAINT_KINDS",
+    "MAX_BAD_WORDS",
+    "MAX_BAD_WORD_CHARACTERS",
     "MAX_BEGIN_BYTES",
     "MAX_CONSTRAINT_BYTES",
     "PROTOCOL_VERSION",
     "Action",
+    "BadWords",
     "Constraint",
     "ConstraintError",
     "ConstraintKind",
@@ -60,8 +64,10 @@ __all__ = [
     "Pooling",
     "PromptLogprobs",
     "RequestOutput",
+    "Rule",
     "SamplingParameters",
     "Submit",
+    "ThinkingBudget",
     "TokenLogprobs",
     "WireError",
     "decode_input",

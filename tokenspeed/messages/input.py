@@ -6,6 +6,7 @@ import msgspec
 
 from tokenspeed.messages.constraint import Constraint
 from tokenspeed.messages.order import Order
+from tokenspeed.messages.rules import BadWords, Rule, ThinkingBudget
 from tokenspeed.messages.sampling import SamplingParameters
 
 Pooling = Literal["last", "mean"]
@@ -23,12 +24,14 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         declared: whether the client asked for ``max_new_tokens`` (a default of the API counts as undeclared).
         priority: larger runs first; age breaks ties.
         namespace: what keeps equal token ids apart in the prefix cache (cache salt, adapter, image hashes).
-        constraint: what the output must look like; None is free text. It is compiled before the request is scheduled.
         pooling: the request asks for the embedding of its prompt: no token is drawn, and it ends when the prompt is
             computed. ``max_new_tokens`` is 1 then. None generates.
+        constraint: what the output must look like; None is free text.
+        bad_words: what it may not hold; None is nothing.
+        thinking: how long it may reason; None is no bound.
 
-    The stop token ids of the sampling parameters end the request inside the engine; stop strings are found in the
-    frontend, which sends ``Finish``.
+    The last three are compiled before the request is scheduled. The stop token ids of the sampling parameters end the
+    request inside the engine; stop strings are found in the frontend, which sends ``Finish``.
     """
 
     handle: int
@@ -41,6 +44,13 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     namespace: bytes = b""
     constraint: Constraint | None = None
     pooling: Pooling | None = None
+    bad_words: BadWords | None = None
+    thinking: ThinkingBudget | None = None
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """What says which tokens it may draw, beyond the sampling parameters."""
+        return tuple(rule for rule in (self.constraint, self.bad_words, self.thinking) if rule is not None)
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True):
