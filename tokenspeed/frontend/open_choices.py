@@ -17,7 +17,7 @@ from tokenspeed.frontend.observer import FrontendObserver
 from tokenspeed.frontend.parsing.parser import AnswerParser
 from tokenspeed.frontend.request import GenerationRequest
 from tokenspeed.frontend.tokenizer import Tokenizer
-from tokenspeed.messages import Finish, RequestOutput, Submit
+from tokenspeed.messages import BadWords, Finish, RequestOutput, Submit
 
 
 class OpenChoices:
@@ -67,6 +67,8 @@ class OpenChoices:
     def submit(self, generation: Generation, prompt: Prompt, max_new_tokens: int) -> None:
         """Hands one prompt's choices to the engine; their handles go into ``generation.live``."""
         request = prompt.request
+        words = tuple(sorted({word.lstrip(" ") for word in request.bad_words}))
+        bad_words = BadWords(words=words) if words else None
         seed = self._random.getrandbits(63) if request.seed is None else request.seed
         prompt_bytes = array.array("i", prompt.token_ids).tobytes()
         name = request.request_id or uuid.uuid4().hex
@@ -100,6 +102,8 @@ class OpenChoices:
                     namespace=request.cache_salt.encode(),
                     constraint=request.constraint,
                     pooling=request.pooling,
+                    bad_words=bad_words,
+                    thinking=request.thinking,
                 )
             )
         if self.observer is not None:
@@ -187,7 +191,8 @@ def _engine_error(item: RequestOutput, request: GenerationRequest) -> FrontendEr
     message = item.error or "the engine aborted the request"
     if item.error_code in ("invalid_constraint", "constraint_too_costly", "constraint_failed"):
         code = item.error_code if item.error_code == "constraint_failed" else "invalid_value"
-        return RequestRefused(f"{request.constraint_field}: {message}", code, request.constraint_field)
+        field = "bad_words" if request.constraint is None else request.constraint_field
+        return RequestRefused(f"{field}: {message}", code, field)
     if item.error_code in ("context_length_exceeded", "capacity", "invalid_request"):
         return RequestRefused(message, item.error_code)
     if item.error_code in ("draining", "constraint_busy"):

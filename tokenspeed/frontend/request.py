@@ -7,7 +7,7 @@ import msgspec
 
 from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.parsing.parts import Part
-from tokenspeed.messages import Constraint, FinishReason, Pooling, SamplingParameters, TokenLogprobs
+from tokenspeed.messages import Constraint, FinishReason, Pooling, SamplingParameters, ThinkingBudget, TokenLogprobs
 
 MAX_CHOICES = 128
 """The most choices of one prompt."""
@@ -44,6 +44,9 @@ class GenerationRequest:
         constraint_field: the caller's name for it, in errors.
         pooling: the embedding of the prompt is asked for, and nothing is generated: ``n`` and ``max_tokens`` are 1.
         prompt_field: the caller's name for the prompt, in errors.
+        bad_words: texts that no choice holds. A space in front of one makes no difference: a word is banned wherever it
+            stands.
+        thinking: how many tokens every choice may reason; None is no bound.
 
     The others are those of SamplingParameters, except that ``temperature`` may be 0 (greedy).
     """
@@ -77,6 +80,8 @@ class GenerationRequest:
     constraint_field: str = "constraint"
     pooling: Pooling | None = None
     prompt_field: str = "prompt"
+    bad_words: tuple[str, ...] = ()
+    thinking: ThinkingBudget | None = None
     timeout_s: float | None = None
 
     @property

@@ -1,9 +1,11 @@
 """Checks of a request that need the model: whatever passes here the engine can work on."""
 
+from collections.abc import Sequence
+
 from tokenspeed.frontend.errors import ContextLengthExceeded, RequestRefused
 from tokenspeed.frontend.generation import Prompt
 from tokenspeed.frontend.request import MAX_CHOICES, MAX_LOGPROBS, GenerationRequest
-from tokenspeed.messages import MAX_CONSTRAINT_BYTES, Constraint
+from tokenspeed.messages import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, MAX_CONSTRAINT_BYTES, Constraint
 from tokenspeed.recipes.model_config import ModelConfig
 
 
@@ -64,6 +66,24 @@ def _check_ranges(request: GenerationRequest) -> None:
         raise RequestRefused(
             "stop holds an empty string, which would end every answer at once", "invalid_value", "stop"
         )
+    _check_words(request.bad_words)
+
+
+def _check_words(words: Sequence[str]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise RequestRefused(
+            f"bad_words has {len(words)} entries; at most {MAX_BAD_WORDS} are taken", "invalid_value", "bad_words"
+        )
+    for at, word in enumerate(words):
+        where = f"bad_words[{at}]"
+        if not word.strip(" "):
+            raise RequestRefused(f"{where} is empty, or spaces alone; no text has none", "invalid_value", where)
+        if len(word) > MAX_BAD_WORD_CHARACTERS:
+            raise RequestRefused(
+                f"{where} has {len(word)} characters; at most {MAX_BAD_WORD_CHARACTERS} are taken",
+                "invalid_value",
+                where,
+            )
 
 
 def check_constraint(constraint: Constraint, field: str, *, enabled: bool) -> None:

@@ -15,6 +15,7 @@ from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.parsing.parts import CallBegun
 from tokenspeed.frontend.request import Delta
 from tokenspeed.frontend.tokenizer import Tokenizer
+from tokenspeed.messages import ThinkingBudget
 from tokenspeed.server.body import read_json
 from tokenspeed.server.calls import call_constraint, frames_answer, special_tokens
 from tokenspeed.server.chat_parts import deltas_of, finish_reason_of, message_of
@@ -34,7 +35,7 @@ from tokenspeed.server.responses import (
 )
 from tokenspeed.server.sampling import generation_request
 from tokenspeed.server.stream import ChunkWriter, DisconnectWatch, GenerationStream, event
-from tokenspeed.server.thinking import reasoning_end, thinking_variables
+from tokenspeed.server.thinking import reasoning_end, thinking_budget, thinking_variables
 from tokenspeed.server.timings import timings_of
 from tokenspeed.server.tools import offered_tools
 
@@ -67,6 +68,7 @@ class ChatTurn:
         parsing: what is to be told apart in the answer.
         calls: the constraint of tools that must be called, or must conform; None where there is none.
         begin_after, opening: where a constraint begins; see reasoning_end.
+        thinking: how long the reasoning may be; None is no bound.
     """
 
     prompt: ChatPrompt
@@ -74,16 +76,17 @@ class ChatTurn:
     calls: Asked | None
     begin_after: str
     opening: str
+    thinking: ThinkingBudget | None
 
 
 async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
     """Renders the conversation of a request; raises ApiError (400) for what contradicts itself or the model."""
     formats = context.llm.config.formats
     tools = offered_tools(body.tools, body.tool_choice, tool_format=formats.tools)
-    thinking = thinking_variables(
+    switched = thinking_variables(
         body.reasoning_effort, switch=formats.thinking_switch, reasoning_format=formats.reasoning
     )
-    given = {**thinking, **(body.chat_template_kwargs or {})}
+    given = {**switched, **(body.chat_template_kwargs or {})}
     settings = template_settings(body.add_generation_prompt, body.continue_final_message)
     prompt = await context.llm.render_chat(
         template_messages(body.messages),
@@ -115,8 +118,16 @@ async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
         prompt_end=prompt.end,
         valid_calls=calls is not None,
     )
+    thinking = thinking_budget(
+        body.thinking_token_budget,
+        parsing=parsing,
+        begin_after=begin_after,
+        opening=opening,
+        stop_token_ids=body.stop_token_ids or (),
+        tokenizer=context.llm.tokenizer,
+    )
     framed = calls is not None and frames_answer(formats.tools)
-    return ChatTurn(prompt, parsing, calls, "" if framed else begin_after, opening)
+    return ChatTurn(prompt, parsing, calls, "" if framed else begin_after, opening, thinking)
 
 
 async def start(context: ServerContext, body: ChatRequest, request_id: str) -> Generation:
@@ -135,6 +146,7 @@ async def start(context: ServerContext, body: ChatRequest, request_id: str) -> G
                 constraint=turn.calls,
                 begin_after=turn.begin_after,
                 opening=turn.opening,
+                thinking=turn.thinking,
             )
         ]
     )

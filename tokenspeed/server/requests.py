@@ -6,11 +6,16 @@ import msgspec
 from msgspec import Meta
 
 from tokenspeed.frontend.request import MAX_CHOICES, MAX_LOGPROBS
+from tokenspeed.messages import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS
 
 Probability = Annotated[float, Meta(gt=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Text = Annotated[str, Meta(min_length=1)]
 StopStrings = Text | Annotated[list[Annotated[str, Meta(min_length=1, max_length=1024)]], Meta(max_length=16)]
+BadWordList = Annotated[
+    list[Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]], Meta(max_length=MAX_BAD_WORDS)
+]
+ThinkingTokens = Annotated[int, Meta(ge=0, lt=1 << 31)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Choices = Annotated[list[Text], Meta(min_length=1, max_length=10_000)]
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
@@ -70,6 +75,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: StopStrings | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    bad_words: BadWordList | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -150,6 +156,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+    thinking_token_budget: ThinkingTokens | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True):

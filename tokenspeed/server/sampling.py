@@ -7,6 +7,7 @@ import msgspec
 
 from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.request import GenerationRequest
+from tokenspeed.messages import ThinkingBudget
 from tokenspeed.server.constraints import Asked, constraint_of
 from tokenspeed.server.deadline import time_left
 from tokenspeed.server.errors import ApiError
@@ -42,6 +43,7 @@ def generation_request(
     constraint: Asked | None = None,
     begin_after: str = "",
     opening: str = "",
+    thinking: ThinkingBudget | None = None,
 ) -> GenerationRequest:
     """Returns what AsyncLLM is asked for.
 
@@ -57,6 +59,7 @@ def generation_request(
             it names the same field: then it has taken that in (an answer in JSON, or calls).
         begin_after: the text that ends the reasoning, where the model reasons first; a constraint begins behind it.
         opening: the text that opens it, where only an answer that begins so is one that reasons.
+        thinking: how long it may be.
 
     Raises:
         ApiError: 400, for fields that contradict each other.
@@ -77,6 +80,7 @@ def generation_request(
         max_tokens=max_tokens,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
+        bad_words=tuple(body.bad_words or ()),
         include_stop=bool(body.include_stop_str_in_output),
         top_k=max(int(top_k or 0), 0),
         logit_bias=_logit_bias(body.logit_bias or {}),
@@ -86,6 +90,7 @@ def generation_request(
         prompt_logprobs=max(prompt_logprobs, -1 if body.prompt_logprobs is None else body.prompt_logprobs),
         constraint=asked.constraint if asked else None,
         constraint_field=asked.field if asked else "",
+        thinking=thinking,
         timeout_s=time_left(body.timeout),
         **values,
     )

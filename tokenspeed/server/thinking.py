@@ -1,9 +1,12 @@
 """How much a request wants the model to think, in the words of the model's chat template."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.parsing.registry import REASONING_FORMATS, WholeFormat
+from tokenspeed.frontend.tokenizer import Tokenizer
+from tokenspeed.messages import ThinkingBudget
 from tokenspeed.server.errors import ApiError
 
 EFFORTS = ("none", "off", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -65,6 +68,70 @@ def reasoning_end(
     if continues or is_off or prompt_end.rstrip().endswith(known.closing):
         return "", ""
     return known.closing, known.opening
+
+
+def thinking_budget(
+    tokens: int | None,
+    *,
+    parsing: Parsing,
+    begin_after: str,
+    opening: str,
+    stop_token_ids: Sequence[int],
+    tokenizer: Tokenizer,
+) -> ThinkingBudget | None:
+    """Returns what the engine keeps of ``thinking_token_budget``; None where there is no reasoning to bound.
+
+    Args:
+        tokens: of the request; None is no bound.
+        parsing: what is told apart in the answer.
+        begin_after, opening: see reasoning_end.
+        stop_token_ids: of the request.
+        tokenizer: of the model.
+
+    Raises:
+        ApiError: 400, where nothing says how the model reasons, or a stop token would end what is to go on.
+    """
+    if tokens is None:
+        return None
+    known = REASONING_FORMATS.get(parsing.reasoning_format)
+    if known is None:
+        raise ApiError(
+            400,
+            "thinking_token_budget is not supported by this model as it is served: nothing says how it marks its "
+            "reasoning. Start the server with --reasoning-format NAME, or set formats.reasoning in the recipe",
+            code="unsupported_field",
+            param="thinking_token_budget",
+        )
+    if isinstance(known, WholeFormat):
+        is_open = parsing.prompt_end.rstrip().endswith(known.opening)
+        budget = ThinkingBudget(
+            tokens=tokens,
+            opening=known.opening,
+            ends=known.ends,
+            closing=known.closing,
+            is_open=is_open,
+            reopens=True,
+        )
+    elif begin_after:
+        budget = ThinkingBudget(
+            tokens=tokens,
+            opening=known.opening,
+            ends=(known.closing, *parsing.calls_in_reasoning),
+            closing=known.closing,
+            is_open=not opening,
+        )
+    else:
+        return None
+    clash = sorted(set(stop_token_ids) & set(tokenizer.encode(budget.closing, add_special_tokens=False)))
+    if clash:
+        raise ApiError(
+            400,
+            f"stop_token_ids names {clash[0]}, with which the engine ends reasoning that uses up its "
+            "thinking_token_budget; leave one of them out",
+            code="invalid_value",
+            param="stop_token_ids",
+        )
+    return budget
 
 
 def _wrong(what: str, code: str) -> ApiError:

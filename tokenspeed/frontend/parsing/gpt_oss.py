@@ -23,7 +23,10 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _IN_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 MARKERS = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
+OPENING = f"{_CHANNEL}analysis{_MESSAGE}"
+ENDS = (*_ENDS, _START)
 ANSWER = f"{_CHANNEL}final{_MESSAGE}"
+CLOSING = f"<|end|>{_START}assistant{ANSWER}"
 EFFORTS = ("low", "medium", "high")
 
 

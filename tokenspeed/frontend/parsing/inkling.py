@@ -20,7 +20,10 @@ _KINDS = (_TEXT, _THINKING, _CALL, _CALL_TEXT)
 _ENDS = ("<|end_message|>", "<|content_model_end_sampling|>", _MESSAGE)
 
 MARKERS = (*_KINDS, *_ENDS)
+OPENING = _THINKING
+ENDS = _ENDS
 ANSWER = _TEXT
+CLOSING = f"{_ENDS[0]}{_MESSAGE}{_TEXT}"
 
 
 def grammar(out: Out, *, prompt_end: str, separate: bool) -> Callable[[Reader], Steps[None]]:

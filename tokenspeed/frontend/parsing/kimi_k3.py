@@ -23,7 +23,10 @@ _THINK = f"{_OPEN}think{_SEPARATOR}"
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 MARKERS = (_OPEN, _CLOSE, _SEPARATOR)
+OPENING = _THINK
+ENDS = (_CLOSE, f"{_OPEN}response{_SEPARATOR}", f"{_OPEN}tools{_SEPARATOR}")
 ANSWER = f"{_OPEN}response{_SEPARATOR}"
+CLOSING = f"{_CLOSE}think{_SEPARATOR}{ANSWER}"
 
 
 def grammar(out: Out, *, prompt_end: str, separate: bool) -> Callable[[Reader], Steps[None]]:

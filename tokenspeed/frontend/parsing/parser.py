@@ -53,6 +53,12 @@ class Parsing:
         return frozenset(one for one in tokenizer.special_ids if markers and tokenizer.token_name(one) in markers)
 
     @property
+    def calls_in_reasoning(self) -> tuple[str, ...]:
+        """The beginnings of calls that end reasoning, beside its closing marker."""
+        tools = TOOL_FORMATS.get(self.tool_format) if self.tools and not self.valid_calls else None
+        return tools.ends_reasoning if isinstance(tools, ToolFormat) else ()
+
+    @property
     def needed(self) -> bool:
         """Whether there is anything to tell apart."""
         return bool(self.reasoning_format or (self.tool_format and self.tools))
@@ -71,16 +77,15 @@ class AnswerParser:
             return
         tools = TOOL_FORMATS.get(parsing.tool_format) if parsing.tools else None
         answer: Sink = self._out.plain
-        calls: tuple[str, ...] = ()
         if isinstance(tools, ToolFormat):
-            answer, calls = self._behind_reasoning(tools, Tools(parsing.tools)), tools.ends_reasoning
-            if parsing.valid_calls:
-                calls = ()
+            answer = self._behind_reasoning(tools, Tools(parsing.tools))
         self._machine = _rest_of(answer)
         if reasoning is not None:
             inside = reasoning.opened_by(parsing.prompt_end)
             self._machine = Machine(
-                reasoning.grammar(self._out, answer, inside=inside, separate=parsing.separate, calls=calls)
+                reasoning.grammar(
+                    self._out, answer, inside=inside, separate=parsing.separate, calls=parsing.calls_in_reasoning
+                )
             )
 
     @property

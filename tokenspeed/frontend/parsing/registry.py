@@ -52,19 +52,27 @@ class WholeFormat:
     """How a family frames reasoning, answer and calls at once; it is named for tools and reasoning both.
 
     Attributes:
+        opening: what begins a piece of reasoning.
+        ends: what ends one.
+        closing: what is written to end one and begin the answer.
         answer: what begins the answer, behind the reasoning.
         efforts: the words for reasoning_effort that the model knows.
     """
 
     grammar: AnswerGrammar
     markers: tuple[str, ...]
+    opening: str
+    ends: tuple[str, ...]
+    closing: str
     answer: str
     efforts: tuple[str, ...] = ()
 
 
-_GPT_OSS = WholeFormat(gpt_oss.grammar, gpt_oss.MARKERS, gpt_oss.ANSWER, gpt_oss.EFFORTS)
-_INKLING = WholeFormat(inkling.grammar, inkling.MARKERS, inkling.ANSWER)
-_KIMI_K3 = WholeFormat(kimi_k3.grammar, kimi_k3.MARKERS, kimi_k3.ANSWER)
+_GPT_OSS = WholeFormat(
+    gpt_oss.grammar, gpt_oss.MARKERS, gpt_oss.OPENING, gpt_oss.ENDS, gpt_oss.CLOSING, gpt_oss.ANSWER, gpt_oss.EFFORTS
+)
+_INKLING = WholeFormat(inkling.grammar, inkling.MARKERS, inkling.OPENING, inkling.ENDS, inkling.CLOSING, inkling.ANSWER)
+_KIMI_K3 = WholeFormat(kimi_k3.grammar, kimi_k3.MARKERS, kimi_k3.OPENING, kimi_k3.ENDS, kimi_k3.CLOSING, kimi_k3.ANSWER)
 
 TOOL_FORMATS: dict[str, ToolFormat | WholeFormat] = {
     "deepseek_v3": ToolFormat(deepseek_v3.grammar_v3, deepseek_v3.MARKERS),

@@ -45,6 +45,7 @@ _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 NAMES = {
     "prompt": "messages",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
     "response_format.json_schema.schema": "output_config.format.schema",
 }
 """What fields of chat completions are called here."""
@@ -71,6 +72,7 @@ def chat_fields(body: CountTokensRequest, ignored: list[str], *, switchable: boo
         "tools": translator.tools(body.tools or []),
         "reasoning_effort": translator.effort(body, switchable=switchable, reasons=reasons),
         "continue_final_message": True if body.messages[-1].role == "assistant" else None,
+        "thinking_token_budget": translator.budget(body, reasons=reasons),
         "response_format": _response_format(body.output_config),
         **_choice(body.tool_choice),
     }
@@ -121,8 +123,6 @@ class _Translator:
             raise _wrong("thinking.type", f"is {thinking.type!r}; it must be one of {', '.join(_THOUGHTS)}")
         if thinking.display == "omitted":
             raise _unsupported("thinking.display", "what the model thinks is shown, never left out")
-        if thinking.budget_tokens is not None:
-            self._ignored.append("thinking.budget_tokens")
         if not switchable:
             if thinking.type == "disabled" and reasons:
                 raise _unsupported(
@@ -133,6 +133,16 @@ class _Translator:
             self._ignored.append("thinking")
             return None
         return "none" if thinking.type == "disabled" else effort or "medium"
+
+    def budget(self, body: CountTokensRequest, *, reasons: bool) -> int | None:
+        """``thinking_token_budget``; None where none is given, or the model does not reason."""
+        thinking = body.thinking
+        if thinking is None or thinking.budget_tokens is None or thinking.type == "disabled":
+            return None
+        if not reasons:
+            self._ignored.append("thinking.budget_tokens")
+            return None
+        return thinking.budget_tokens
 
     def _message(self, message: Message, where: str) -> None:
         if message.role not in _PLACES:

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from tokenspeed.server.fields import FieldRules
-from tokenspeed.server.requests import Penalty, Probability, StopStrings, TokenId
+from tokenspeed.server.requests import BadWordList, Penalty, Probability, StopStrings, ThinkingTokens, TokenId
 
 MetadataValue = Annotated[str, Meta(max_length=512)]
 Metadata = Annotated[dict[Annotated[str, Meta(max_length=64)], MetadataValue], Meta(max_length=16)]
@@ -148,11 +148,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: StopStrings | None = None
     stop_token_ids: list[TokenId] | None = None
+    bad_words: BadWordList | None = None
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    thinking_token_budget: ThinkingTokens | None = None
     timeout: Annotated[float, Meta(gt=0, le=86400)] | None = None
     return_timings: bool | None = None
 
@@ -169,11 +171,13 @@ SAME_NAMES = (
     "seed",
     "stop",
     "stop_token_ids",
+    "bad_words",
     "min_tokens",
     "ignore_eos",
     "priority",
     "cache_salt",
     "chat_template_kwargs",
+    "thinking_token_budget",
     "timeout",
     "parallel_tool_calls",
 )
