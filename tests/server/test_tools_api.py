@@ -182,7 +182,7 @@ async def test_earlier_calls_results_and_thoughts_reach_the_template(hermes: Ser
     ]
     await hermes.post({**CHAT, "messages": messages})
     assert hermes.prompt() == (
-        "[role=user;content=a;][role=assistant;content=None;reasoning_content=b;thinking=b;tool_calls=["
+        "[role=user;content=a;][role=assistant;content=;reasoning_content=b;thinking=b;tool_calls=["
         "{'id': 'c1', 'type': 'function', 'function': {'name': 'weather', 'arguments': {'city': 'Köln'}}}, "
         "{'id': 'c2', 'type': 'function', 'function': {'name': 'time', 'arguments': 'oops'}}];]"
         "[role=tool;content=d;tool_call_id=c1;][role=assistant;content=e;reasoning_content=f;]"

@@ -13,6 +13,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from tokenspeed.frontend.template_messages import takes_no_content, template_messages
 from tokenspeed.frontend.tool_declaration import NAME, declare_tools, sorted_deep
 
 
@@ -73,6 +74,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"the chat template, line {error.lineno}: {error.message}") from error
+        self._takes_none = takes_no_content(lambda messages: self._text(messages, {}, add_generation_prompt=False))
 
     def render(
         self,
@@ -93,18 +95,23 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template refuses the conversation, or fails on it.
         """
-        fixed = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
-        given = {"tools": None, "documents": None, **(variables or {})}
-        if self._wants_declarations and given["tools"] and NAME not in given:
-            given["tools"] = sorted_deep(given["tools"])
-            given[NAME] = declare_tools(given["tools"])
+        messages = template_messages(messages, takes_none=self._takes_none)
         try:
-            text: str = self._template.render({**given, **fixed})
+            text = self._text(messages, variables or {}, add_generation_prompt=add_generation_prompt)
         except ChatTemplateError:
             raise
         except Exception as error:  # a template can fail in any way that code can
             raise ChatTemplateError(f"the chat template failed on this conversation: {error}") from error
         return _cut_after_last(text, messages) if continue_final_message else text
+
+    def _text(self, messages: list[dict[str, Any]], variables: dict[str, Any], *, add_generation_prompt: bool) -> str:
+        fixed = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
+        given = {"tools": None, "documents": None, **variables}
+        if self._wants_declarations and given["tools"] and NAME not in given:
+            given["tools"] = sorted_deep(given["tools"])
+            given[NAME] = declare_tools(given["tools"])
+        text: str = self._template.render({**given, **fixed})
+        return text
 
 
 def read_template_setting(setting: str) -> str:

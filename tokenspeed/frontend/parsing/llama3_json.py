@@ -1,9 +1,10 @@
-"""Calls of Llama 3.1 to 3.3: the whole answer is a JSON object, or several with semicolons between.
+"""Calls of Llama 3.1 to 3.3, and of Llama 4 where it is asked so: the whole answer is a JSON object, or several.
 
     {"name": "weather", "parameters": {"city": "Köln"}}
 
-Source: the prompt format page of Llama 3.1 (section "JSON based tool calling") and its chat template. The object
-stands at the beginning of the answer or behind ``<|python_tag|>``. Nothing marks it as a call, so its name must be a
+Source: the prompt format page of Llama 3.1 (section "JSON based tool calling") and its chat template, and vLLM's for
+Llama 4, which puts several objects side by side; models put semicolons or commas between them. The first stands at the
+beginning of the answer or behind ``<|python_tag|>``. Nothing marks it as a call, so its name must be a
 declared function's: an answer that happens to be JSON stays an answer.
 """
 
@@ -42,6 +43,7 @@ def _calls(reader: Reader, out: Out, tools: Tools, before: str) -> Steps[None]:
             out.end()
         space = yield from reader.space()
         before = yield from reader.starts(";", ",")
-        if not before:
+        if not before and (yield from reader.peek()) != "{":
             out.content(space)
             return
+        before = before or space
