@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from parsed_answers import TOOLS, declared
 from tool_server import CALLS, CHAT, SMALL, Served
@@ -103,3 +104,28 @@ async def test_what_this_server_does_not_know(hermes: Served, fields: dict[str, 
 
 def test_the_tools_of_the_parsers_tests_are_right() -> None:
     assert offered_tools(TOOLS, "auto", tool_format="hermes") == TOOLS
+
+
+# -- /tokenize writes them as chat completions do ---------------------------------------------------------------------
+
+
+async def tokenized(served: Served, **fields: Any) -> httpx.Response:
+    return await served.client.post("/tokenize", json={"messages": CHAT["messages"], **fields})
+
+
+async def test_a_conversation_with_tools_has_the_tokens_of_the_chat_request(hermes: Served) -> None:
+    await hermes.post(CALLS)
+    prompt = memoryview(hermes.stack.engine.submits[-1].prompt).cast("i").tolist()
+    found = (await tokenized(hermes, tools=CALLS["tools"])).json()
+    assert (found["tokens"], found["count"]) == (prompt, len(prompt))
+    without = (await tokenized(hermes)).json()
+    assert without["count"] < len(prompt) and (await tokenized(hermes, tools=[])).json() == without
+
+
+async def test_tools_that_tokenize_refuses(hermes: Served) -> None:
+    wrong = (await tokenized(hermes, tools=[1])).json()["error"]
+    assert wrong["param"] == "tools[0]"
+    beside = await hermes.client.post("/tokenize", json={"prompt": "x", "tools": CALLS["tools"]})
+    assert beside.status_code == 400 and beside.json()["error"]["param"] == "tools"
+    async with Served() as served:
+        assert (await tokenized(served, tools=CALLS["tools"])).json()["error"]["code"] == "no_tool_format"

@@ -168,11 +168,12 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """Either ``prompt`` or ``messages``."""
+    """Either ``prompt`` or ``messages``; ``tools`` go with these."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -13,6 +13,7 @@ from tokenspeed.server.conversation import template_messages
 from tokenspeed.server.errors import ApiError, from_frontend
 from tokenspeed.server.requests import DetokenizeRequest, TokenizeRequest
 from tokenspeed.server.responses import DetokenizeResponse, TokenizeResponse
+from tokenspeed.server.tools import offered_tools
 
 
 async def tokenize(request: Request) -> Response:
@@ -34,14 +35,18 @@ async def tokenize(request: Request) -> Response:
 async def _ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give either prompt or messages", code="invalid_value", param="prompt")
+    if body.prompt is not None and body.tools:
+        raise ApiError(400, "tools go with messages, not with a prompt", code="invalid_value", param="tools")
     if body.prompt is not None:
         adds = body.add_special_tokens is None or body.add_special_tokens
         return await context.llm.encode(body.prompt, add_special_tokens=adds)
+    tools = offered_tools(body.tools, None, tool_format=context.llm.config.formats.tools)
+    given = body.chat_template_kwargs or {}
     try:
         return await context.llm.chat_prompt(
             template_messages(body.messages or []),
             **template_settings(body.add_generation_prompt, body.continue_final_message),
-            variables=body.chat_template_kwargs,
+            variables={**given, "tools": tools} if tools else given,
         )
     except FrontendError as error:
         raise from_frontend(error) from error
