@@ -5,11 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from grammars import vocabulary
 
 from tokenspeed.device.handle import Grammar, TokenMatcher
 from tokenspeed.grammar import pool as pool_module
+from tokenspeed.grammar.budget import CompiledBudget
+from tokenspeed.grammar.narrowed import NarrowedGrammar
 from tokenspeed.grammar.pool import Compilation, GrammarPool
-from tokenspeed.messages import Constraint, ConstraintError, Rule
+from tokenspeed.grammar.rules import RuleCompiler
+from tokenspeed.grammar.words import CompiledWords
+from tokenspeed.messages import BadWords, Constraint, ConstraintError, Rule, ThinkingBudget
 
 
 @dataclass
@@ -36,9 +41,12 @@ class FakeCompiler:
     began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     texts: list[str] = field(default_factory=list)
 
-    def compile(self, rule: Rule) -> FakeGrammar:
-        assert isinstance(rule, Constraint)
-        return self._compiled(rule)
+    def compile(self, rule: Rule) -> FakeGrammar | CompiledWords | CompiledBudget:
+        if isinstance(rule, Constraint):
+            return self._compiled(rule)
+        made = RuleCompiler(vocabulary(), constrains=False).compile(rule)
+        assert isinstance(made, CompiledWords | CompiledBudget)
+        return made
 
     def _compiled(self, constraint: Constraint) -> FakeGrammar:
         self.texts.append(constraint.text)
@@ -240,3 +248,31 @@ def test_nothing_is_loaded_before_the_first_constraint(clock: Clock) -> None:
     threads = threading.active_count()
     GrammarPool(lambda: pytest.fail("loaded"), clock=clock)
     assert threading.active_count() == threads
+
+
+WORDS = BadWords(words=("a",))
+BUDGET = ThinkingBudget(tokens=3, opening="<t>", ends=("</t>",), closing="</t>")
+
+
+def test_the_rules_of_a_request_make_one_grammar(pool: GrammarPool, compiler: FakeCompiler) -> None:
+    both = pool.compile(regex("wait", "</t>"), WORDS, BUDGET)
+    words = outcome(pool.compile(WORDS))
+    assert isinstance(words, NarrowedGrammar) and words.base is None and words.budget is None
+    assert both.outcome() is None, "it waits for the slowest"
+    compiler.go.set()
+    made = outcome(both)
+    assert isinstance(made, NarrowedGrammar) and made.base == FakeGrammar("wait", "</t>") and made.budget is not None
+    assert made.words is words.words, "a list is compiled once"
+
+
+def test_one_rule_that_makes_no_sense_refuses_all(pool: GrammarPool) -> None:
+    assert str(refusal(pool.compile(regex("bad"), WORDS))) == "it is bad"
+
+
+def test_a_request_that_left_waits_for_none_of_its_rules(pool: GrammarPool, compiler: FakeCompiler) -> None:
+    slow = [pool.compile(regex(f"wait{at}")) for at in range(2)]
+    assert all(compiler.began.acquire(timeout=30) for _ in slow)
+    pool.compile(regex("gone"), WORDS).cancel()
+    compiler.go.set()
+    assert outcome(pool.compile(regex("here"))) == FakeGrammar("here")
+    assert "gone" not in compiler.texts

@@ -132,6 +132,20 @@ def budget_of(name: str, tokens: int, prompt_end: str, tokenizer: ByteTokenizer)
     return found, parsing
 
 
+@pytest.mark.parametrize(
+    ("name", "prompt_end", "is_open"),
+    [
+        ("gpt_oss", "<|channel|>analysis<|message|>So.<|end|><|start|>assistant", False),
+        ("gpt_oss", "<|start|>assistant<|channel|>analysis<|message|>So", True),
+        ("kimi_k3", "<|open|>think<|sep|>", True),
+        ("kimi_k3", "<|open|>think<|sep|>So.<|close|>think<|sep|><|open|>response<|sep|>", False),
+        ("inkling", "<|message_model|>", False),
+    ],
+)
+def test_what_the_prompt_opened(name: str, prompt_end: str, is_open: bool) -> None:
+    assert budget_of(name, 5, prompt_end, ByteTokenizer())[0].is_open is is_open
+
+
 @pytest.mark.parametrize("name", sorted({known: name for name, known in REASONING_FORMATS.items()}.values()))
 @given(
     tokens=st.integers(0, 9),

@@ -103,7 +103,8 @@ def thinking_budget(
             param="thinking_token_budget",
         )
     if isinstance(known, WholeFormat):
-        is_open = parsing.prompt_end.rstrip().endswith(known.opening)
+        _, opened, inside = parsing.prompt_end.rpartition(known.opening)
+        is_open = bool(opened) and not any(end in inside for end in known.ends)
         budget = ThinkingBudget(
             tokens=tokens,
             opening=known.opening,
