@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -106,3 +107,32 @@ def test_a_schema_that_no_grammar_knows(smoke: RunningServer) -> None:
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         ask(smoke, tools=[{"type": "function", "function": {"name": "f", "parameters": wrong}}], tool_choice="required")
     assert checked(ask(smoke, tool_choice=NAMED))
+
+
+def test_a_budget_of_reasoning_ends_in_the_calls_that_must_come(
+    smoke: RunningServer, request: pytest.FixtureRequest
+) -> None:
+    """The model is made to reason, and would never stop; a budget of nothing closes at once."""
+    if request.node.callspec.params["smoke"] != FAMILIES[0]:
+        pytest.skip("what opens reasoning here is one token of Qwen's")
+    asked = {"prompt": "<think>", "add_special_tokens": False}
+    (think,) = httpx.post(f"{smoke.url}/tokenize", json=asked, timeout=60).json()["tokens"]
+    for tokens in (0, 12):
+        answer = httpx.post(
+            f"{smoke.url}/v1/chat/completions",
+            json={
+                "model": smoke.model,
+                "messages": [{"role": "user", "content": "What is it like?"}],
+                "tools": TOOLS,
+                "tool_choice": NAMED,
+                "parallel_tool_calls": False,
+                "max_tokens": 200,
+                "seed": 5,
+                "logit_bias": {str(think): 100},
+                "thinking_token_budget": tokens,
+            },
+            timeout=60,
+        ).json()
+        assert checked(ChatCompletion.model_validate(answer)) == ["weather"]
+        spent = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        assert spent == tokens + 2, "the markers are one token each"

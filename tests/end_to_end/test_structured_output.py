@@ -197,6 +197,22 @@ def test_errors_over_the_wire_and_the_server_lives(server: RunningServer) -> Non
     assert server.engine_pids() == pids, "it is the engine that was there before"
 
 
+def test_bad_words_of_the_default_model(server: RunningServer) -> None:
+    """Word after word that the model says is forbidden it, at any place in whatever tokens it has for them."""
+    words: list[str] = []
+    for _ in range(3):
+        sent = body(server, {"bad_words": words}, temperature=0, max_tokens=16)
+        choice = answer_of(server, sent)["choices"][0]
+        text = choice["message"]["content"]
+        assert not [word for word in words if word in text], (words, text)
+        assert streamed(server, sent) == (text, choice["finish_reason"])
+        words.append(next(word for word in re.findall(r"[A-Za-z]{3,}", text)))
+    stuck = body(server, {"guided_choice": ["Paris"], "bad_words": ["ari"]})
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=stuck, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "constraint_failed"), answer.text
+    assert answer.json()["error"]["param"] == "guided_choice" and "bad_words" in answer.json()["error"]["message"]
+
+
 @pytest.mark.long
 def test_texts_without_end_hold_up_nobody(server: RunningServer) -> None:
     """Compiling these never ends; others, constrained ones too, go on meanwhile."""
