@@ -6,8 +6,10 @@ a word if it holds one whole, or if it begins with what is left of a word behind
 bytes the tokens that begin alike lie side by side, so a state's tokens are a few ranges of it.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+import itertools
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,29 +35,28 @@ class TokenIndex:
         self._order = np.array(order, np.int64)
         self._sorted = [self.tokens[token] for token in order]
         self._joined = _BETWEEN.join(self._sorted)
-        lengths = np.array([len(text) + len(_BETWEEN) for text in self._sorted], np.int64)
-        self._begins = np.cumsum(lengths) - lengths
+        ends = itertools.accumulate(len(text) + len(_BETWEEN) for text in self._sorted)
+        self._begins = [0, *ends]
 
-    def beginning_with(self, text: bytes) -> range:
+    def beginning_with(self, text: bytes) -> slice:
         """Places in the sorted vocabulary of the tokens that begin with ``text``, which does not end with 0xFF."""
         behind = text[:-1] + bytes((text[-1] + 1,))
-        return range(bisect_left(self._sorted, text), bisect_left(self._sorted, behind))
+        return slice(bisect_left(self._sorted, text), bisect_left(self._sorted, behind))
 
-    def holding(self, text: bytes) -> Iterator[range]:
-        """Places of the tokens in which ``text`` stands."""
-        at = self._joined.find(text)
-        while at >= 0:
-            place = int(np.searchsorted(self._begins, at, side="right")) - 1
-            yield range(place, place + 1)
-            if place + 1 == len(self._begins):
-                return
-            at = self._joined.find(text, int(self._begins[place + 1]))
+    def holding(self, texts: Sequence[bytes]) -> NDArray[np.int64]:
+        """Places of the tokens in which one of ``texts`` stands; each is looked at once, however many hold it."""
+        pattern, places = re.compile(b"|".join(map(re.escape, texts))), []
+        found = pattern.search(self._joined)
+        while found is not None:
+            places.append(bisect_right(self._begins, found.start()) - 1)
+            found = pattern.search(self._joined, self._begins[places[-1] + 1])
+        return np.array(places, np.int64)
 
-    def mask(self, places: Sequence[range]) -> NDArray[np.int32]:
+    def mask(self, places: Sequence[slice | NDArray[np.int64]]) -> NDArray[np.int32]:
         """int32 [ceil(V / 32)], bit t % 32 of word t // 32 clear where token t is at one of the places."""
         flags = np.ones(-(-len(self.tokens) // 32) * 32, np.bool_)
-        for span in places:
-            flags[self._order[span.start : span.stop]] = False
+        for some in places:
+            flags[self._order[some]] = False
         return np.packbits(flags, bitorder="little").view(np.int32)
 
 
@@ -68,11 +69,11 @@ class CompiledWords:
         self.free = free
         self._next: list[dict[int, int]] = [{}]
         self._shorter: list[int] = [0]
-        self._places: list[list[range]] = [[]]  # of the tokens that complete a word which this node begins
+        self._places: list[list[slice]] = [[]]  # of the tokens that complete a word which this node begins
         for word in words:
             self._add(word)
         self._link()
-        self._never = index.mask([span for word in words for span in index.holding(word)])
+        self._never = index.mask([index.holding(words)])
 
     def step(self, node: int, token: int) -> int:
         """The node behind ``token``."""
@@ -85,7 +86,7 @@ class CompiledWords:
     def narrow(self, node: int, mask: NDArray[np.int32]) -> None:
         """Clears the bits of the tokens that would complete a word at ``node``."""
         np.bitwise_and(mask, self._never, out=mask)
-        places: list[range] = []
+        places: list[slice] = []
         while node:
             places += self._places[node]
             node = self._shorter[node]
@@ -96,9 +97,9 @@ class CompiledWords:
         node = 0
         for at, byte in enumerate(word):
             if node:
-                span = self.index.beginning_with(word[at:])
-                if span:
-                    self._places[node].append(span)
+                places = self.index.beginning_with(word[at:])
+                if places.start < places.stop:
+                    self._places[node].append(places)
             found = self._next[node].get(byte)
             if found is None:
                 found = self._next[node][byte] = len(self._next)
