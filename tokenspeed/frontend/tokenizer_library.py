@@ -1,6 +1,7 @@
 """A tokenizer on the ``tokenizers`` library, and its reading from a tokenizer.json."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from tokenizers import Tokenizer as Library
 
 from tokenspeed.frontend.token_bytes import TokenToBytes, token_to_bytes_for
 from tokenspeed.frontend.tokenizer import TokenizerError, without_doubled_begin
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+"""One text at a time is encoded: the library's pool, a thread for each core, would stand idle."""
 
 
 class LibraryTokenizer:
@@ -54,12 +58,19 @@ class LibraryTokenizer:
         if self._prepare is not None:
             text = self._prepare(text)
         if self._surround is None:
-            ids: list[int] = self._library.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._encoded(text, add_special_tokens)
         else:
-            ids = self._library.encode(text, add_special_tokens=False).ids
+            ids = self._encoded(text, add_special_tokens=False)
             if add_special_tokens:
                 ids = [*self._surround[0], *ids, *self._surround[1]]
         return without_doubled_begin(ids, self.bos_token_id) if add_special_tokens else ids
+
+    def _encoded(self, text: str, add_special_tokens: bool) -> list[int]:
+        """The library's own encoding. Its batches leave the interpreter to other threads meanwhile, ``encode`` does
+        not: a megabyte of text stops every stream for most of a second."""
+        (encoding,) = self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
 
     def token_bytes(self, token_id: int) -> bytes:
         found = self._bytes.get(token_id)
