@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 from scripted_engine import CONTEXT, EOS, VOCABULARY, Stack, logprob, say, scripted_config, tokens
 
-from tokenspeed.frontend.async_llm import THREAD_ABOVE_CHARACTERS
 from tokenspeed.frontend.collect import collect
 from tokenspeed.frontend.errors import ContextLengthExceeded, EngineFailed, EngineUnavailable, RequestRefused
 from tokenspeed.frontend.request import Delta, GenerationRequest
@@ -251,22 +250,6 @@ async def test_the_context_is_never_cut_in_silence(
         await stack.llm.start([request])
     assert str(CONTEXT) in raised.value.message and str(prompt_tokens) in raised.value.message
     assert "-" not in raised.value.message and raised.value.code == "context_length_exceeded"
-
-
-async def test_long_texts_are_tokenized_beside_the_event_loop(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    threads = []
-    original = stack.llm.tokenizer.encode
-
-    def encode(text: str, add_special_tokens: bool) -> list[int]:
-        threads.append(threading.current_thread() is threading.main_thread())
-        return original(text, add_special_tokens)
-
-    monkeypatch.setattr(stack.llm.tokenizer, "encode", encode)
-    assert len(await stack.llm.encode("x" * THREAD_ABOVE_CHARACTERS)) == THREAD_ABOVE_CHARACTERS + 1
-    assert len(await stack.llm.encode("x" * (THREAD_ABOVE_CHARACTERS + 1))) == THREAD_ABOVE_CHARACTERS + 2
-    assert threads == [True, False]
 
 
 async def test_chat(stack: Stack) -> None:

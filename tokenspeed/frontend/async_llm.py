@@ -5,9 +5,9 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from tokenspeed.frontend.chat_prompt import ChatPrompt, render_chat
+from tokenspeed.frontend.chat_prompt import ChatPrompt, characters_of, render_chat
 from tokenspeed.frontend.chat_template import ChatTemplate, read_template_setting
 from tokenspeed.frontend.collect import collect
 from tokenspeed.frontend.connection import EngineConnection
@@ -16,10 +16,10 @@ from tokenspeed.frontend.engine_state import EngineState
 from tokenspeed.frontend.errors import (
     EngineFailed,
     EngineUnavailable,
-    RequestRefused,
 )
 from tokenspeed.frontend.generation import Generation, Prompt
 from tokenspeed.frontend.line import WaitingLine
+from tokenspeed.frontend.long_texts import PromptBound, TextDesk
 from tokenspeed.frontend.observer import FrontendObserver
 from tokenspeed.frontend.open_choices import OpenChoices
 from tokenspeed.frontend.orders import EngineOrders
@@ -37,10 +37,6 @@ from tokenspeed.recipes.model_config import ModelConfig, read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
-
-THREAD_ABOVE_CHARACTERS = 4096
-"""Longer texts are rendered and tokenized on a worker thread, so that the event loop goes on serving streams."""
 
 
 class AsyncLLM:
@@ -52,6 +48,7 @@ class AsyncLLM:
         tokenizer: of the model.
         embeddings: whether it gives embeddings, and which.
         engine: the engine's state as last heard.
+        desk: where long texts are worked on.
         observer: hears what happens to requests; may be set once, before the first request.
         on_start: hears of each call that was handed to the engine, in the task that made it; set likewise.
     """
@@ -90,6 +87,7 @@ class AsyncLLM:
                 "the model has no chat template: /v1/chat/completions will answer 400; --chat-template gives it one"
             )
         self.engine = EngineState()
+        self.desk = TextDesk()
         self._connection = connection
         self._orders = EngineOrders(connection.order)
         self._line = WaitingLine(config.api.max_waiting)
@@ -151,6 +149,11 @@ class AsyncLLM:
             return said
         limit = self.config.scheduler.max_len
         return min(limit, self.model.context_length) if limit else self.model.context_length
+
+    @property
+    def prompt_bound(self) -> PromptBound:
+        """How long prompts may be that something is generated for."""
+        return PromptBound(self.max_model_len, self.config.api.max_prompt_tokens)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         """Yields what each choice adds, as it comes. Closing the iterator, or cancelling its task, aborts the request.
@@ -235,12 +238,14 @@ class AsyncLLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: dict[str, Any] | None = None,
+        bound: PromptBound | None = None,
     ) -> ChatPrompt:
         """Returns the prompt of a conversation; ``variables`` go to the template, tools among them.
 
-        Raises RequestRefused where the template is missing, refuses, or has no place for tools that are given.
+        Raises RequestRefused where the template is missing, refuses, or has no place for tools that are given, and, as
+        far as that is found without counting all its tokens, where the prompt is beyond ``bound``.
         """
-        return await _off_loop(
+        return await self.desk.work(
             lambda: render_chat(
                 self._template,
                 self.tokenizer,
@@ -248,13 +253,14 @@ class AsyncLLM:
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 variables=variables,
+                bound=bound,
             ),
-            len(str(messages)) + len(str(variables or "")),
+            characters_of(messages, variables),
         )
 
     async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of a text; long ones are worked on beside the event loop."""
-        return await _off_loop(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
+        return await self.desk.work(lambda: self.tokenizer.encode(text, add_special_tokens), len(text))
 
     async def order(self, action: Action) -> str:
         """Has the engine do what an operator wants; returns why it refused, "" where it did not.
@@ -339,26 +345,16 @@ class AsyncLLM:
                 )
 
     async def _prompts(self, requests: Sequence[GenerationRequest]) -> list[Prompt]:
-        most = self.config.api.max_prompt_tokens
-        characters = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
-        prompts = await _off_loop(
-            lambda: [Prompt(request, self._prompt_ids(request)) for request in requests], characters
-        )
-        for prompt in prompts:
-            if most and len(prompt.token_ids) > most:
-                raise RequestRefused(
-                    f"{prompt.request.prompt_name} has {len(prompt.token_ids)} tokens, and this server takes {most} at "
-                    "most",
-                    "prompt_too_long",
-                    prompt.request.prompt_field,
-                )
-        return prompts
+        bound = self.prompt_bound
 
-    def _prompt_ids(self, request: GenerationRequest) -> Sequence[int]:
-        if isinstance(request.prompt, str):
+        def encoded(request: GenerationRequest) -> Sequence[int]:
+            if not isinstance(request.prompt, str):
+                return request.prompt
+            bound.check_text(self.tokenizer, request.prompt, request.prompt_field)
             return self.tokenizer.encode(request.prompt, add_special_tokens=True)
-        return request.prompt
 
-
-async def _off_loop(work: Callable[[], _Result], characters: int) -> _Result:
-    return await asyncio.to_thread(work) if characters > THREAD_ABOVE_CHARACTERS else work()
+        characters = sum(len(request.prompt) for request in requests if isinstance(request.prompt, str))
+        all_ids = await self.desk.work(lambda: [encoded(request) for request in requests], characters)
+        for request, ids in zip(requests, all_ids, strict=True):
+            bound.check_tokens(len(ids), request.prompt_field)
+        return [Prompt(request, ids) for request, ids in zip(requests, all_ids, strict=True)]

@@ -15,6 +15,11 @@ class RequestRefused(FrontendError):
     """The request itself is at fault; sending it again will not help."""
 
 
+def prompt_name(field: str) -> str:
+    """What a prompt is called in the text of an error; ``field`` is the caller's name for it."""
+    return "the prompt" if field == "prompt" else field
+
+
 class ContextLengthExceeded(RequestRefused):
     """Prompt and requested tokens do not fit into the context.
 
@@ -22,9 +27,12 @@ class ContextLengthExceeded(RequestRefused):
     with it aider): it says them as other servers do.
     """
 
-    def __init__(self, max_model_len: int, prompt_tokens: int, wanted_tokens: int | None, param: str) -> None:
+    def __init__(
+        self, max_model_len: int, prompt_tokens: int, wanted_tokens: int | None, param: str, *, at_least: bool = False
+    ) -> None:
+        """``at_least``: the prompt has more than ``prompt_tokens``; they were not counted to the end."""
         asked = (
-            f"that leaves no room for an answer to a prompt of {prompt_tokens} tokens"
+            f"that leaves no room for an answer to a prompt of {'more than ' if at_least else ''}{prompt_tokens} tokens"
             if wanted_tokens is None
             else f"{prompt_tokens + wanted_tokens} tokens were asked for "
             f"({prompt_tokens} in the prompt, {wanted_tokens} for the answer)"

@@ -85,11 +85,6 @@ class GenerationRequest:
     timeout_s: float | None = None
 
     @property
-    def prompt_name(self) -> str:
-        """What the prompt is called in the text of an error."""
-        return "the prompt" if self.prompt_field == "prompt" else self.prompt_field
-
-    @property
     def generated_choices(self) -> int:
         """How many choices the engine generates."""
         return max(self.n, self.best_of or 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tokenspeed.frontend.errors import ContextLengthExceeded, RequestRefused
+from tokenspeed.frontend.errors import ContextLengthExceeded, RequestRefused, prompt_name
 from tokenspeed.frontend.generation import Prompt
 from tokenspeed.frontend.request import MAX_CHOICES, MAX_LOGPROBS, GenerationRequest
 from tokenspeed.messages import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, MAX_CONSTRAINT_BYTES, Constraint
@@ -20,7 +20,9 @@ def check_request(prompt: Prompt, model: ModelConfig, max_model_len: int, *, nee
     length = len(prompt.token_ids)
     if length == 0 or request.prompt == "":
         raise RequestRefused(
-            f"{request.prompt_name} is empty; there is nothing to go on from", "empty_prompt", request.prompt_field
+            f"{prompt_name(request.prompt_field)} is empty; there is nothing to go on from",
+            "empty_prompt",
+            request.prompt_field,
         )
     wanted = request.max_tokens if needs_room else 0
     if length + (1 if wanted is None else wanted) > max_model_len:

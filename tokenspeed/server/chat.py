@@ -7,10 +7,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tokenspeed.frontend.chat_prompt import ChatPrompt
+from tokenspeed.frontend.chat_prompt import MESSAGE_CHARACTERS, ChatPrompt
 from tokenspeed.frontend.collect import ChoiceResult, collect
 from tokenspeed.frontend.errors import FrontendError
 from tokenspeed.frontend.generation import Generation
+from tokenspeed.frontend.long_texts import PromptBound
 from tokenspeed.frontend.parsing.parser import Parsing
 from tokenspeed.frontend.parsing.parts import CallBegun
 from tokenspeed.frontend.request import Delta
@@ -79,8 +80,13 @@ class ChatTurn:
     thinking: ThinkingBudget | None
 
 
-async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
-    """Renders the conversation of a request; raises ApiError (400) for what contradicts itself or the model."""
+async def turn_of(context: ServerContext, body: ChatRequest, bound: PromptBound | None = None) -> ChatTurn:
+    """Renders the conversation of a request.
+
+    Raises ApiError (400) for what contradicts itself or the model, RequestRefused for a prompt far beyond ``bound``.
+    """
+    if bound is not None:
+        bound.check_messages(len(body.messages))
     formats = context.llm.config.formats
     tools = offered_tools(body.tools, body.tool_choice, tool_format=formats.tools)
     switched = thinking_variables(
@@ -88,10 +94,14 @@ async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
     )
     given = {**switched, **(body.chat_template_kwargs or {})}
     settings = template_settings(body.add_generation_prompt, body.continue_final_message)
+    messages = await context.llm.desk.work(
+        lambda: template_messages(body.messages), MESSAGE_CHARACTERS * len(body.messages)
+    )
     prompt = await context.llm.render_chat(
-        template_messages(body.messages),
+        messages,
         **settings,
         variables={**given, "tools": tools} if tools else given,
+        bound=bound,
     )
     calls = call_constraint(
         body.tools,
@@ -132,7 +142,7 @@ async def turn_of(context: ServerContext, body: ChatRequest) -> ChatTurn:
 
 async def start(context: ServerContext, body: ChatRequest, request_id: str) -> Generation:
     """Has the answer to a conversation generated; the other doors' conversations come here too."""
-    turn = await turn_of(context, body)
+    turn = await turn_of(context, body, context.llm.prompt_bound)
     return await context.llm.start(
         [
             generation_request(

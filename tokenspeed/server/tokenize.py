@@ -4,6 +4,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tokenspeed.frontend.chat_prompt import MESSAGE_CHARACTERS
 from tokenspeed.frontend.errors import FrontendError
 from tokenspeed.frontend.tokenizer import decode
 from tokenspeed.server.body import read_json
@@ -15,6 +16,9 @@ from tokenspeed.server.requests import DetokenizeRequest, TokenizeRequest
 from tokenspeed.server.responses import DetokenizeResponse, TokenizeResponse
 from tokenspeed.server.tools import offered_tools
 
+_CHARACTERS = 4
+"""What the name or the text of a token costs, in characters that are tokenized."""
+
 
 async def tokenize(request: Request) -> Response:
     """The token ids of a text, or of a conversation as the template writes it."""
@@ -24,9 +28,10 @@ async def tokenize(request: Request) -> Response:
     if body.model is not None:
         context.check_model(body.model)
     ids = await _ids(context, body)
-    names = (
-        [context.llm.tokenizer.token_name(token_id) for token_id in ids] if body.return_token_strs else msgspec.UNSET
-    )
+    names: list[str] | msgspec.UnsetType = msgspec.UNSET
+    if body.return_token_strs:
+        name = context.llm.tokenizer.token_name
+        names = await context.llm.desk.work(lambda: [name(token_id) for token_id in ids], _CHARACTERS * len(ids))
     return json_response(
         TokenizeResponse(count=len(ids), max_model_len=context.llm.max_model_len, tokens=ids, token_strs=names)
     )
@@ -43,8 +48,9 @@ async def _ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
     tools = offered_tools(body.tools, None, tool_format=context.llm.config.formats.tools)
     given = body.chat_template_kwargs or {}
     try:
+        messages = body.messages or []
         return await context.llm.chat_prompt(
-            template_messages(body.messages or []),
+            await context.llm.desk.work(lambda: template_messages(messages), MESSAGE_CHARACTERS * len(messages)),
             **template_settings(body.add_generation_prompt, body.continue_final_message),
             variables={**given, "tools": tools} if tools else given,
         )
@@ -68,4 +74,8 @@ async def detokenize(request: Request) -> Response:
             code="invalid_value",
             param="tokens",
         )
-    return json_response(DetokenizeResponse(decode(context.llm.tokenizer, body.tokens, bool(body.skip_special_tokens))))
+    text = await context.llm.desk.work(
+        lambda: decode(context.llm.tokenizer, body.tokens, bool(body.skip_special_tokens)),
+        _CHARACTERS * len(body.tokens),
+    )
+    return json_response(DetokenizeResponse(text))
