@@ -21,6 +21,10 @@ UNAVAILABLE = "service_unavailable_error"
 
 RETRY_AFTER_S = 2
 
+MESSAGE_CHARACTERS = 2000
+PARAM_CHARACTERS = 200
+"""Of an error, which may name what a client sent: that is not sent back at any length."""
+
 
 class ErrorBody(msgspec.Struct, kw_only=True):
     message: str
@@ -52,6 +56,7 @@ class ApiError(Exception):
         kind: str = INVALID_REQUEST,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message, param = _cut(message, MESSAGE_CHARACTERS), _cut(param or "", PARAM_CHARACTERS)
         super().__init__(message)
         self.status = status
         self.body = ErrorResponse(error=ErrorBody(message=message, type=kind, param=param or None, code=code))
@@ -59,6 +64,11 @@ class ApiError(Exception):
 
     def content(self) -> bytes:
         return msgspec.json.encode(self.body)
+
+
+def _cut(text: str, most: int) -> str:
+    """Returns ``text``, or its beginning and its end where it is longer than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[5 - most // 2 :]}"
 
 
 def from_frontend(error: FrontendError) -> ApiError:

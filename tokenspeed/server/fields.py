@@ -4,7 +4,7 @@ docs/api.md lists them for users; a test holds page and tables equal.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ WITHOUT_EFFECT = {
 }
 """Accepted because clients send them by habit and they cannot change an answer; each use is counted in a metric."""
 
+_NULL = b"null"
 _OLD_TOOLS = "it is the old name; send tools and tool_choice"
 _CHAT_TOOLS = "tools go with /v1/chat/completions"
 _CHAT_REASONING = "reasoning is told apart by /v1/chat/completions"
@@ -65,6 +66,16 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
 }
 """Values of refused fields that ask for what happens anyway."""
 
+LONG_FIELDS = frozenset({"prompt", "messages", "input", "system", "instructions", "text", "input_ids", "tokens"})
+"""Fields that may fill a body."""
+
+FIELD_BYTES = 1 << 20
+"""Of any other field. Reading its entries stops everybody's streams, and is done before they can be counted."""
+
+_HARMLESS_BYTES = 64
+_NAME_CHARACTERS = 64
+"""Longer values are not harmless, and longer names not misspelled: they are not read, and not compared with others."""
+
 
 @dataclass(frozen=True)
 class FieldRules:
@@ -83,22 +94,35 @@ def check_fields(
 ) -> list[str]:
     """Returns the fields of a request body that are accepted without effect.
 
-    A null is as good as an absent field. Raises ApiError (400) naming the first field that is refused or unknown.
+    A null is as good as an absent field. Raises ApiError (400) naming the first field that is refused, unknown or too
+    long.
     """
     known = set(supported)
     ignored = []
     for name, value in raw.items():
-        if name in known or bytes(value) == b"null":
+        size = memoryview(value).nbytes
+        if name in known:
+            if size > FIELD_BYTES and name not in LONG_FIELDS:
+                raise ApiError(
+                    400, f"{name} has {size} bytes; at most {FIELD_BYTES} are read", code="invalid_value", param=name
+                )
+        elif size == len(_NULL) and bytes(value) == _NULL:
             continue
-        if name in rules.without_effect:
+        elif name in rules.without_effect:
             ignored.append(name)
         elif name in rules.refused:
-            if msgspec.json.decode(value) not in rules.harmless.get(name, ()):
+            if size > _HARMLESS_BYTES or msgspec.json.decode(value) not in rules.harmless.get(name, ()):
                 raise ApiError(
                     400, f"{name} is not supported: {rules.refused[name]}", code="unsupported_field", param=name
                 )
         else:
-            near = difflib.get_close_matches(name, [*known, *rules.without_effect, *rules.refused], n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; docs/api.md lists the fields"
+            near = _near(name, (*known, *rules.without_effect, *rules.refused))
+            hint = f"; did you mean {near}?" if near else "; docs/api.md lists the fields"
             raise ApiError(400, f"{name} is not a field of this request{hint}", code="unknown_field", param=name)
     return ignored
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    """Returns the one of ``names`` that looks most like ``name``, "" where none does."""
+    found = difflib.get_close_matches(name, names, n=1) if len(name) <= _NAME_CHARACTERS else []
+    return found[0] if found else ""

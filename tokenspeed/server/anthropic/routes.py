@@ -29,6 +29,7 @@ async def messages(request: Request) -> Response:
     headers = {"x-request-id": request_id, "request-id": request_id}
     name = f"msg_{request_id}"
     with own_names(NAMES):
+        context.llm.prompt_bound.check_messages(len(body.messages))
         generation = await chat.start(context, _as_chat(context, body, ignored), request_id)
         if body.stream:
             writer = MessageWriter(generation, name=name, model=body.model, return_timings=body.return_timings)

@@ -41,6 +41,8 @@ async def create(request: Request) -> Response:
     headers = {"x-request-id": request_id}
     _check_store(context, body)
     owner = key_name_of(request)
+    with own_names(NAMES):
+        context.llm.prompt_bound.check_messages(0 if isinstance(body.input, str) else len(body.input))
     items = read_items(body.input, ignored)
     history = [*_earlier(context, body.previous_response_id, owner), *items]
     with own_names(NAMES):
