@@ -1,14 +1,9 @@
-"""Clients that mean no good, beside one that does: what the others cost it.
+"""Clients that mean no good, and one that does; scripts/measure_attack.py says what the others cost it.
 
-    python scripts/hostile_clients.py --url http://127.0.0.1:8000 --name MODEL [--seconds 20] [--connections 1000]
-
-Asks in a quiet server first, then among attackers, and prints the good client's latencies and their ratio, what the
-attackers were answered, and whether the server holds anything afterwards. Attackers send bodies that are no requests,
-read slowly or not at all, leave in the middle of questions and answers, ask for far too much, send schemas without
-bottom and expressions without end, and hold connections open.
+The attackers send bodies that are no requests, read slowly or not at all, leave in the middle of questions and answers,
+ask for far too much, send schemas without bottom and expressions without end, and hold connections open.
 """
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -33,30 +28,46 @@ class Target:
     Attributes:
         host, port, name: where it is, and the model that it serves.
         rng: decides what is sent.
+        key: goes with every request, where there is one.
         statuses: how often each status was answered, by attack.
+        tried: how often each attack was made.
     """
 
     host: str
     port: int
     name: str
     rng: random.Random
+    key: str = ""
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
+    tried: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def at(cls, url: str, name: str, seed: int) -> "Target":
+    def at(cls, url: str, name: str, seed: int, key: str = "") -> "Target":
         parts = urlsplit(url)
-        return cls(parts.hostname or "127.0.0.1", parts.port or 80, name, random.Random(seed))
+        return cls(parts.hostname or "127.0.0.1", parts.port or 80, name, random.Random(seed), key)
 
     @property
     def url(self) -> str:
         return f"http://{self.host}:{self.port}"
 
+    def wire(self) -> Wire:
+        return Wire(self.url, self.key)
+
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self.host, self.port, limit=1 << 16)
 
+    def request(self, path: str, body: bytes, *, length: int | None = None) -> bytes:
+        """The bytes of a POST; ``length`` is what it claims to have."""
+        size = len(body) if length is None else length
+        key = f"Authorization: Bearer {self.key}\r\n" if self.key else ""
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\n{key}Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+        )
+        return head.encode() + body
+
     async def ask(self, attack: str, path: str, body: bytes) -> int:
         """Sends a body and waits for the whole answer; returns its status, which is counted."""
-        wire = Wire(self.url)
+        wire = self.wire()
         try:
             async with asyncio.timeout(ANSWER_S):
                 status, _ = await wire.fetch("POST", path, body)
@@ -68,15 +79,6 @@ class Target:
     def streamed(self, **more: Any) -> bytes:
         body = {"model": self.name, "prompt": "Tell me a story.", "stream": True, "ignore_eos": True, **more}
         return json.dumps(body).encode()
-
-
-def request(path: str, body: bytes, *, length: int | None = None) -> bytes:
-    """The bytes of a POST; ``length`` is what it claims to have."""
-    size = len(body) if length is None else length
-    return (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n".encode()
-        + body
-    )
 
 
 async def odd_bodies(target: Target) -> None:
@@ -116,10 +118,14 @@ async def endless_constraints(target: Target) -> None:
     deep: dict[str, Any] = {"type": "string"}
     for _ in range(400):
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
-    wide = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(20_000)}}
+    wide, costly = (
+        {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(size)}}
+        for size in (20_000, target.rng.randrange(4000, 8000))
+    )
     constraints: list[dict[str, Any]] = [
         {"structured_outputs": {"json": deep}},
         {"structured_outputs": {"json": wide}},
+        {"structured_outputs": {"json": costly}},
         {"structured_outputs": {"regex": "(" * 5000}},
         {"structured_outputs": {"regex": "((a{1,100}){1,100}){1,100}"}},
         {"structured_outputs": {"regex": "(a|aa|a*)*" * 200 + "$"}},
@@ -133,7 +139,7 @@ async def endless_constraints(target: Target) -> None:
 async def leaves(target: Target) -> None:
     """Goes away in the middle of its question, before the answer, or in the middle of it."""
     rng = target.rng
-    whole = request("/v1/completions", target.streamed(max_tokens=400, n=rng.choice([1, 1, 4])))
+    whole = target.request("/v1/completions", target.streamed(max_tokens=400, n=rng.choice([1, 1, 4])))
     reader, writer = await target.connect()
     try:
         writer.write(whole[: rng.randrange(1, len(whole))] if rng.random() < 0.4 else whole)
@@ -149,7 +155,7 @@ async def reads_slowly(target: Target) -> None:
     """Asks for a long answer with much in it, and takes next to nothing of it."""
     reader, writer = await target.connect()
     try:
-        writer.write(request("/v1/completions", target.streamed(max_tokens=400, logprobs=5, n=2)))
+        writer.write(target.request("/v1/completions", target.streamed(max_tokens=400, logprobs=5, n=2)))
         await writer.drain()
         for _ in range(4):
             await reader.read(10)
@@ -162,7 +168,7 @@ async def dribbles(target: Target) -> None:
     """Says that it has a body, and sends a byte of it now and then."""
     _, writer = await target.connect()
     try:
-        writer.write(request("/v1/completions", b"{", length=1000))
+        writer.write(target.request("/v1/completions", b"{", length=1000))
         for _ in range(4):
             writer.write(b" ")
             await writer.drain()
@@ -192,6 +198,7 @@ async def attack(
 
     async def again(one: Callable[[Target], Awaitable[None]]) -> None:
         while not stop.is_set():
+            target.tried[one.__name__] += 1
             with contextlib.suppress(OSError, WireError, asyncio.IncompleteReadError):
                 await one(target)
             await asyncio.sleep(target.rng.uniform(0.0, 0.1))
@@ -208,7 +215,7 @@ async def good_requests(target: Target, until: Callable[[int], bool], tokens: in
 
     Raises AssertionError where one is not answered as it should be.
     """
-    wire = Wire(target.url)
+    wire = target.wire()
     body = target.streamed(max_tokens=tokens, temperature=0, stream_options={"include_usage": True})
     times: list[float] = []
     while not until(len(times)):
@@ -222,49 +229,3 @@ async def good_requests(target: Target, until: Callable[[int], bool], tokens: in
         assert answer.count(b'"finish_reason":"length"') == 1
     wire.close()
     return times
-
-
-def quantile(times: list[float], share: float) -> float:
-    return sorted(times)[min(int(share * len(times)), len(times) - 1)]
-
-
-async def compare(target: Target, seconds: float, connections: int, users: int, only: str) -> None:
-    """Prints the good client's latencies in quiet and among attackers."""
-
-    async def measured() -> list[float]:
-        end = time.perf_counter() + seconds
-        each = [good_requests(target, lambda _: time.perf_counter() > end) for _ in range(users)]
-        return [took for times in await asyncio.gather(*each) for took in times]
-
-    chosen = [one for one in ATTACKS if only in ("", one.__name__)]
-    quiet = await measured()
-    stop = asyncio.Event()
-    attackers = asyncio.create_task(attack(target, stop, connections, chosen))
-    hostile = await measured()
-    stop.set()
-    await attackers
-    for name, times in (("quiet", quiet), ("hostile", hostile)):
-        shown = (f"p{share} {1000 * quantile(times, share / 100):.1f} ms" for share in (50, 90, 99))
-        print(f"{name:>8}: {len(times)} requests, {', '.join(shown)}")
-    print(f"   ratio: p50 {quantile(hostile, 0.5) / quantile(quiet, 0.5):.2f}, p99 "
-          f"{quantile(hostile, 0.99) / quantile(quiet, 0.99):.2f}")  # fmt: skip
-    for (kind, status), count in sorted(target.statuses.items()):
-        print(f"{kind:>20}: {status} x {count}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--url", required=True)
-    parser.add_argument("--name", required=True, help="the served name")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each half")
-    parser.add_argument("--connections", type=int, default=1000, help="idle ones beside the attackers")
-    parser.add_argument("--users", type=int, default=4, help="good ones")
-    parser.add_argument("--only", default="", choices=sorted({one.__name__ for one in ATTACKS}), help="one attack")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    target = Target.at(options.url, options.name, options.seed)
-    asyncio.run(compare(target, options.seconds, options.connections, options.users, options.only))
-
-
-if __name__ == "__main__":
-    main()
