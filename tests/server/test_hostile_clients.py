@@ -52,7 +52,7 @@ def test_the_measurement_says_what_attackers_did_and_left(
     with ServedThread(script=says_all) as served:
         target = Target.at(served.url, MODEL, seed=1)
         attackers = Attackers(served.url, MODEL, 1, "", connections=3, attacks=("odd_bodies",), nice=1)
-        asyncio.run(measure_attack.compare(target, attackers, users=1, seconds=1, rounds=1))
+        asyncio.run(measure_attack.compare(target, attackers, users=1, seconds=0.5, rounds=1))
         assert asyncio.run(measure_attack.held_afterwards(target)) == "0 choices and 20 blocks"
     assert set(target.tried) == {"odd_bodies"} and sum(target.statuses.values()) == target.tried["odd_bodies"]
     said = capsys.readouterr().out

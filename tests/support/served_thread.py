@@ -10,11 +10,15 @@ from scripted_engine import Script, ScriptedEngine, Stack, say, snapshot
 
 from tokenspeed.launch.connections import ConnectionBounds
 from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed.server.admin import create_admin_app
 from tokenspeed.server.app import create_app
 
 
 class ServedThread:
-    """Use as a context manager; ``url`` is there inside. The engine answers every request with ``script``."""
+    """Use as a context manager; ``url`` and the administration's ``admin_url`` are there inside.
+
+    The engine answers every request with ``script``.
+    """
 
     def __init__(
         self, config: ResolvedConfig | None = None, *, script: Script | None = None, most_connections: int = 2048
@@ -26,6 +30,7 @@ class ServedThread:
         self._thread = threading.Thread(target=self._run, name="served", daemon=True)
         self.cut: list[str] = []
         self.url = ""
+        self.admin_url = ""
 
     def __enter__(self) -> "ServedThread":
         self._thread.start()
@@ -73,7 +78,11 @@ class ServedThread:
                 while self._stack.llm.engine.snapshot is None:
                     await self._stack.llm.engine.changed(self._stack.llm.engine.version)
             bounds = ConnectionBounds(most=self._most, slow_reader_s=2.0, refused=lambda _: None, cut=self.cut.append)
-            async with serving(create_app(self._stack.llm), bounds=bounds) as self.url:
+            app = create_app(self._stack.llm)
+            async with (
+                serving(create_admin_app(app)) as self.admin_url,
+                serving(app, bounds=bounds) as self.url,
+            ):
                 self._ready.set()
                 await self._end.wait()
         finally:
