@@ -131,6 +131,7 @@ class EngineStatistics:
             step=StepSnapshot(**{f"{part}_ms": seconds * 1e3 for part, seconds in self._means.items()}),
             running=counts.running,
             waiting=counts.waiting + held,
+            held=held,
             last_progress=self._last_progress,
             has_work=scheduler.has_work() or held > 0,
             requests=[
@@ -147,6 +148,7 @@ class EngineStatistics:
                     blocks=row.blocks,
                     retractions=row.retractions,
                     reason=row.reason,
+                    output_limit=live[row.handle].limit if row.handle in live else 0,
                 )
                 for row in rows
             ],
