@@ -377,6 +377,9 @@ class RemotePrefillDone:
 Event = ForwardResult | Finish | Abort | OperationDone | Tick | ForgetCache | Bootstrapped | RemotePrefillDone
 
 class GroupCounts:
+    """Blocks of a group in one pool: held + cached + free + elsewhere = total; elsewhere is what other groups have the
+    parents of. ``pinned`` are among held and cached: a copy or a peer touches them."""
+
     @property
     def group_id(self) -> str: ...
     @property
@@ -389,6 +392,83 @@ class GroupCounts:
     def free(self) -> int: ...
     @property
     def pinned(self) -> int: ...
+    @property
+    def elsewhere(self) -> int: ...
+
+class PoolMaps:
+    """Pictures of both pools, a string a group; ``host`` is empty without a host pool.
+
+    Each has at most as many letters as were asked for, one for every equal run of the group's blocks in the order of
+    their ids: "p" pinned, "h" held, "c" cached, "." free, "-" in a parent that another group has. A run shows what most
+    of its blocks are; what would show nowhere takes the run that has most of it, if that can be spared.
+    """
+
+    @property
+    def device(self) -> list[str]: ...
+    @property
+    def host(self) -> list[str]: ...
+
+class Headroom:
+    """What could be admitted now, by the rule of admission: beside what is promised to those that run.
+
+    Attributes:
+        tokens: that free and evictable blocks hold, in the tightest group that keeps a history (a full one where there
+            is one).
+        largest: prompt and output tokens of the largest request that fits whole; 0 where none does.
+        requests: how many of ``typical_tokens`` fit, before those that wait have had theirs.
+        typical_tokens: as given, or the mean of the live.
+    """
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def largest(self) -> int: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def typical_tokens(self) -> int: ...
+
+class Visit:
+    """A request came into ``state`` in ``round``, at the ``time`` of the last set_time()."""
+
+    @property
+    def state(self) -> State: ...
+    @property
+    def round(self) -> int: ...
+    @property
+    def time(self) -> float: ...
+
+class Description:
+    """All there is to say about one request.
+
+    Attributes:
+        alive: whether it lives. Of the last 64 that ended there are row and visits, of others nothing but the handle.
+        visits: the newest 128, the oldest first; ``visits_omitted`` counts those before.
+        lines: why it waits and what it would take, or what it holds: one sentence each.
+    """
+
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def row(self) -> RequestRow: ...
+    @property
+    def visits(self) -> list[Visit]: ...
+    @property
+    def visits_omitted(self) -> int: ...
+    @property
+    def lines(self) -> list[str]: ...
+
+class Note:
+    """Something that happened to a request: ``kind`` is "retraction" or "storage_timeout"."""
+
+    @property
+    def time(self) -> float: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def handle(self) -> int: ...
+    @property
+    def text(self) -> str: ...
 
 class Explanation:
     """Why a request does not run, or that it does.
@@ -513,6 +593,9 @@ class Snapshot:
     def storage_timeouts(self) -> int: ...
 
 class RequestRow:
+    """One request. ``arrived`` and ``since`` are times of set_time(): of its submission, and of its coming into the
+    state. ``max_new_tokens`` is what the model's length leaves of what was asked for."""
+
     @property
     def handle(self) -> int: ...
     @property
@@ -535,6 +618,14 @@ class RequestRow:
     def retractions(self) -> int: ...
     @property
     def reason(self) -> str: ...
+    @property
+    def max_new_tokens(self) -> int: ...
+    @property
+    def host_blocks(self) -> int: ...
+    @property
+    def arrived(self) -> float: ...
+    @property
+    def since(self) -> float: ...
 
 class Scheduler:
     """The control plane's mind. One thread calls it; ``plan`` and ``advance`` release the GIL."""
@@ -566,13 +657,29 @@ class Scheduler:
 
     def snapshot(self) -> Snapshot: ...
     def requests(self, limit: int = 200) -> list[RequestRow]:
-        """The live requests, the oldest first."""
+        """The live requests by interest: who waits (longest in its state first), who is in prefill, who decodes (by
+        blocks held), who ends."""
 
     def has_work(self) -> bool:
         """Whether any request is alive, or something waits to be sent with the next plan."""
 
     def explain(self, handle: int) -> Explanation:
         """Why the request is not running, as of the last round."""
+
+    def set_time(self, seconds: float) -> None:
+        """The time, in seconds of the caller's choice, that visits and notes are stamped with; it decides nothing."""
+
+    def maps(self, cells: int = 256) -> PoolMaps:
+        """Pictures of the pools; O(blocks)."""
+
+    def headroom(self, typical_tokens: int = 0) -> Headroom:
+        """What could be admitted now; ``typical_tokens`` 0 is the mean of the live, or 32768 where none lives."""
+
+    def describe(self, handle: int) -> Description:
+        """Everything about one request, alive or among the last 64 that ended."""
+
+    def take_notes(self) -> list[Note]:
+        """What happened since this was last asked: the newest 64."""
 
     def decisions(self, last: int = 64) -> list[Decision]:
         """The records of the last rounds that did or refused anything, the oldest first (the ring keeps 1024)."""

@@ -26,6 +26,15 @@ from tokenspeed_scheduler import (
     State,
     single_request_bound,
 )
+from tokenspeed_scheduler.reference_picture import (
+    MAX_ENDED,
+    MAX_VISITS,
+    ReferenceDescription,
+    ReferenceHeadroom,
+    ReferenceMaps,
+    interest,
+    measured_headroom,
+)
 from tokenspeed_scheduler.reference_pool import Pool, Table, make_table
 from tokenspeed_scheduler.reference_reports import (
     ReferenceExplanation,
@@ -34,6 +43,7 @@ from tokenspeed_scheduler.reference_reports import (
     ReferenceSnapshot,
     Request,
     Row,
+    Visit,
     make_plan,
 )
 
@@ -59,8 +69,13 @@ class ReferenceScheduler:
         self._planned: dict[int, Row] = {}
         self._blocked: list[Request] = []
         self._gave_way: set[int] = set()
+        self._time = 0.0
+        self._ended: deque[ReferenceDescription] = deque(maxlen=MAX_ENDED)
 
     # What comes from outside.
+
+    def set_time(self, seconds: float) -> None:
+        self._time = seconds
 
     def submit(
         self,
@@ -86,7 +101,8 @@ class ReferenceScheduler:
                 f"one request can have {self.max_single_request_tokens()}"
             )
         request = Request(handle, tokens, len(tokens), max_new_tokens, priority, place=self._submitted)
-        request.since = self._round
+        request.since, request.arrived = self._round, self._time
+        request.visits.append(Visit(request.state, self._round, self._time))
         self._submitted += 1
         self._requests[handle] = request
 
@@ -141,6 +157,7 @@ class ReferenceScheduler:
         self._leave_row(request)
         self._enter(request, State.FINISHED)
         self._finished += 1
+        self._ended.append(self._description(request, alive=False))
         del self._requests[request.handle]
 
     # A round.
@@ -306,8 +323,49 @@ class ReferenceScheduler:
         )
 
     def requests(self, limit: int = 200) -> list[ReferenceRow]:
-        oldest = sorted(self._requests.values(), key=lambda request: request.place)[:limit]
-        return [ReferenceRow.of(request, self._round, self.explain(request.handle).text) for request in oldest]
+        shown = sorted(self._requests.values(), key=interest)[:limit]
+        return [ReferenceRow.of(request, self._round, self.explain(request.handle).text) for request in shown]
+
+    def describe(self, handle: int) -> ReferenceDescription:
+        if handle in self._requests:
+            return self._description(self._requests[handle], alive=True)
+        for ended in reversed(self._ended):
+            if ended.row.handle == handle:
+                return ended
+        unknown = Request(handle, [], 0, 0, 0, 0, State.FINISHED, visits=[Visit(State.FINISHED, 0, 0.0)])
+        return ReferenceDescription(False, ReferenceRow.of(unknown, 0, ""), [], 0, [])
+
+    def _description(self, request: Request, *, alive: bool) -> ReferenceDescription:
+        why = self.explain(request.handle).text if alive else ""
+        lines = [why or "it runs"] if alive else []
+        row = ReferenceRow.of(request, self._round, why)
+        return ReferenceDescription(alive, row, list(request.visits), request.visits_omitted, lines)
+
+    def maps(self, cells: int = 256) -> ReferenceMaps:
+        """Nothing: the twin draws no picture of its pool."""
+        del cells
+        return ReferenceMaps([""] * len(self._config.groups))
+
+    def headroom(self, typical_tokens: int = 0) -> ReferenceHeadroom:
+        empty = [make_table(group, index) for index, group in enumerate(self._config.groups)]
+        counts = [self._pool.counts(index, group) for index, group in enumerate(self._config.groups)]
+        full = [
+            count.free * group.block_granularity
+            for count, group in zip(counts, self._config.groups, strict=True)
+            if group.kind == "full_history"
+        ]
+        return measured_headroom(
+            lambda tokens, copies: self._pool.can_take([copies * table.lacks(0, tokens) for table in empty]),
+            rows=len(self._rows),
+            bound=self.max_single_request_tokens(),
+            tokens=min(full, default=0),
+            live=[len(request.tokens) for request in self._requests.values()],
+            typical=typical_tokens,
+        )
+
+    def take_notes(self) -> list[object]:
+        """Nothing: the twin keeps no records."""
+        return []
 
     def explain(self, handle: int) -> ReferenceExplanation:
         request = self._requests.get(handle)
@@ -363,3 +421,7 @@ class ReferenceScheduler:
         if request.state != state:
             self._flows[request.state, state] += 1
             request.state, request.since = state, self._round
+            if len(request.visits) == MAX_VISITS:
+                del request.visits[0]
+                request.visits_omitted += 1
+            request.visits.append(Visit(state, self._round, self._time))

@@ -21,6 +21,11 @@ class ReferenceCounts:
     cached: int = 0
     pinned: int = 0
 
+    @property
+    def elsewhere(self) -> int:
+        """Blocks whose parents other groups have."""
+        return self.total - self.held - self.free
+
 
 class Pool:
     """Parents, each cut into ``children[group]`` blocks of one group while any of them is taken.

@@ -20,6 +20,15 @@ def ints(values: Sequence[int]) -> Ints:
     return array
 
 
+@dataclass(frozen=True)
+class Visit:
+    """See Visit of the native scheduler."""
+
+    state: State
+    round: int
+    time: float
+
+
 @dataclass(eq=False)
 class Request:
     """One live request.
@@ -49,6 +58,9 @@ class Request:
     retractions: int = 0
     ended: bool = False
     lost: bool = False
+    arrived: float = 0.0
+    visits: list[Visit] = field(default_factory=list)
+    visits_omitted: int = 0
 
     @property
     def line_key(self) -> tuple[int, int]:
@@ -214,6 +226,10 @@ class ReferenceRow:
     blocks: int
     retractions: int
     reason: str
+    max_new_tokens: int
+    host_blocks: int
+    arrived: float
+    since: float
 
     @staticmethod
     def of(request: Request, now: int, reason: str) -> "ReferenceRow":
@@ -230,6 +246,10 @@ class ReferenceRow:
             blocks=sum(len(table.held()) for table in request.tables),
             retractions=request.retractions,
             reason=reason,
+            max_new_tokens=request.max_new_tokens,
+            host_blocks=0,
+            arrived=request.arrived,
+            since=request.visits[-1].time,
         )
 
 

@@ -54,7 +54,7 @@ def test_why_a_request_waits_has_code_text_and_figures() -> None:
     running, waiting = target.explain(1), target.explain(2)
     assert (running.code, running.text, running.state) == ("running", "", State.PREFILL_DONE)
     assert (waiting.handle, waiting.code, waiting.state) == (2, "no_row", State.SUBMITTED)
-    assert "max_num_seqs" in waiting.text
+    assert "(scheduler.max_seqs)" in waiting.text
     assert (waiting.short_by, waiting.group_id, waiting.other, waiting.op_id) == (0, "", 0, 0)
     assert target.explain(99).code == "ended"
 

@@ -13,9 +13,13 @@ from tokenspeed.telemetry.journal import Advanced, Begin, JournalWriter, Planned
 if TYPE_CHECKING:
     from tokenspeed_scheduler import (
         Decision,
+        Description,
         Event,
         Explanation,
+        Headroom,
+        Note,
         Plan,
+        PoolMaps,
         RequestRow,
         Scheduler,
         SchedulerConfig,
@@ -103,6 +107,21 @@ class JournaledScheduler:
 
     def requests(self, limit: int = 200) -> list[RequestRow]:
         return self._scheduler.requests(limit)
+
+    def set_time(self, seconds: float) -> None:
+        self._scheduler.set_time(seconds)
+
+    def maps(self, cells: int = 256) -> PoolMaps:
+        return self._scheduler.maps(cells)
+
+    def headroom(self, typical_tokens: int = 0) -> Headroom:
+        return self._scheduler.headroom(typical_tokens)
+
+    def describe(self, handle: int) -> Description:
+        return self._scheduler.describe(handle)
+
+    def take_notes(self) -> list[Note]:
+        return self._scheduler.take_notes()
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()

@@ -26,7 +26,18 @@ void bind_reports(nb::module_& module) {
         .def_ro("held", &GroupCounts::held)
         .def_ro("cached", &GroupCounts::cached)
         .def_ro("free", &GroupCounts::free)
-        .def_ro("pinned", &GroupCounts::pinned);
+        .def_ro("pinned", &GroupCounts::pinned)
+        .def_ro("elsewhere", &GroupCounts::elsewhere);
+
+    nb::class_<PoolMaps>(module, "PoolMaps", "Both pools by group, as pictures.")
+        .def_ro("device", &PoolMaps::device)
+        .def_ro("host", &PoolMaps::host);
+
+    nb::class_<Headroom>(module, "Headroom", "What could be admitted now.")
+        .def_ro("tokens", &Headroom::tokens)
+        .def_ro("largest", &Headroom::largest)
+        .def_ro("requests", &Headroom::requests)
+        .def_ro("typical_tokens", &Headroom::typical_tokens);
 
     nb::class_<Snapshot>(module, "Snapshot", "Counts of one moment.")
         .def_ro("round", &Snapshot::round)
@@ -87,7 +98,29 @@ void bind_reports(nb::module_& module) {
         .def_ro("cached_tokens", &RequestRow::cached_tokens)
         .def_ro("blocks", &RequestRow::blocks)
         .def_ro("retractions", &RequestRow::retractions)
-        .def_ro("reason", &RequestRow::reason);
+        .def_ro("reason", &RequestRow::reason)
+        .def_ro("max_new_tokens", &RequestRow::max_new_tokens)
+        .def_ro("host_blocks", &RequestRow::host_blocks)
+        .def_ro("arrived", &RequestRow::arrived)
+        .def_ro("since", &RequestRow::since);
+
+    nb::class_<Visit>(module, "Visit", "A request came into a state.")
+        .def_ro("state", &Visit::state)
+        .def_ro("round", &Visit::round)
+        .def_ro("time", &Visit::time);
+
+    nb::class_<Description>(module, "Description", "All there is to say about one request.")
+        .def_ro("alive", &Description::alive)
+        .def_ro("row", &Description::row)
+        .def_ro("visits", &Description::visits)
+        .def_ro("visits_omitted", &Description::visits_omitted)
+        .def_ro("lines", &Description::lines);
+
+    nb::class_<Note>(module, "Note", "Something that happened to a request.")
+        .def_ro("time", &Note::time)
+        .def_ro("kind", &Note::kind)
+        .def_ro("handle", &Note::handle)
+        .def_ro("text", &Note::text);
 }
 
 }  // namespace tokenspeed::binding

@@ -15,6 +15,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -31,6 +32,10 @@ struct Revival {
     std::int64_t parents = 0;           // reclaimable ones that become held
     std::vector<std::int64_t> unheld;   // by group: change of the unheld children in held parents
 };
+
+// What a block may be, by its letter in Tier::map.
+enum class BlockUse : std::uint8_t { Pinned, Held, Cached, Free, Elsewhere };
+inline constexpr std::string_view kUseLetters = "phc.-";
 
 class Tier {
 public:
@@ -94,6 +99,11 @@ public:
     // What the group can get without anything being evicted.
     std::int64_t free(int group) const { return pool_.free_blocks(group); }
     std::int64_t evictions() const { return evictions_; }
+    // A picture of the group's blocks in the order of their ids: one of kUseLetters for each of at most `cells` equal runs,
+    // that of most of its blocks. A use that would not show anywhere gets the run that has most of it, unless that is the
+    // only one of another use. `pinned` (sorted, without repetitions) are held; nullptr: whatever is held is pinned.
+    // O(blocks), and fast where parents are whole: only mixed ones are looked into.
+    std::string map(int group, int cells, const std::vector<BlockId>* pinned) const;
 
     // Given what every holder holds of every group (with repetitions), returns what is wrong, or an empty string.
     using Holdings = std::vector<std::vector<std::pair<HolderId, BlockId>>>;

@@ -110,6 +110,15 @@ std::optional<Shortfall> Capacity::short_for(const Demand& demand, bool alone) c
     return shortfall_of(needs, -spare);
 }
 
+bool Capacity::fits(const Demand& demand, std::int64_t copies, bool alone) const {
+    std::vector<std::int64_t> needs(shapes_.size());
+    for (std::size_t group = 0; group < shapes_.size(); ++group) {
+        const GroupDemand& its = demand.groups[group];
+        needs[group] = copies * (its.fresh + (alone ? 0 : its.reserve)) + (alone ? 0 : reserved_[group]);
+    }
+    return device_.spare_parents(needs) >= 0;
+}
+
 // Blames the group that asks for most, in parents.
 Shortfall Capacity::shortfall_of(const std::vector<std::int64_t>& needs, std::int64_t missing_parents) const {
     Shortfall shortfall;

@@ -131,6 +131,8 @@ public:
     Demand whole_prompt(const Request& request, const Prefix& prefix) const;
     // Whether an admission fits beside the reserves of the residents; `alone`, what it takes now is enough.
     std::optional<Shortfall> short_for(const Demand& demand, bool alone) const;
+    // The same for so many admissions alike, which hit nothing.
+    bool fits(const Demand& demand, std::int64_t copies, bool alone) const;
     // Whether a refused request must be planned again, or is known to be refused as it was.
     bool worth_trying(const Request& request) const;
     Request::Refusal refusal(const Shortfall& shortfall) const;

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "scheduler/scheduler.h"
+#include "scheduler/words.h"
 
 namespace tokenspeed {
 
@@ -41,10 +42,6 @@ const char* code_of(WaitReason reason) {
 
 namespace {
 
-std::string counted(std::int64_t count, const std::string& one) {
-    return std::to_string(count) + " " + one + (count == 1 ? "" : "s");
-}
-
 std::string text_of(const Request& request, const SchedulerConfig& config) {
     const std::string figure = std::to_string(request.figure);
     switch (request.reason) {
@@ -53,10 +50,10 @@ std::string text_of(const Request& request, const SchedulerConfig& config) {
         case WaitReason::Queued:
             return "its turn has not come";
         case WaitReason::NoRow:
-            return "no row: all " + std::to_string(config.max_num_seqs) + " are taken (max_num_seqs)";
+            return "no row: all " + std::to_string(config.max_num_seqs) + " are taken (" + kSequencesKnob + ")";
         case WaitReason::Budget:
             return "budget: the round's " + std::to_string(config.max_scheduled_tokens) +
-                   " tokens were spent (max_scheduled_tokens)";
+                   " tokens were spent (" + kBudgetKnob + ")";
         case WaitReason::Capacity: {
             const std::string group =
                 config.groups.size() > 1 ? " of group " + config.groups[request.short_group].group_id : "";
@@ -87,10 +84,32 @@ std::string text_of(const Request& request, const SchedulerConfig& config) {
 
 }  // namespace
 
+// Whoever the walk along the line stopped at before it came to this request; nullptr where it came so far.
+const Request* Scheduler::line_stop_before(const Request& request) const {
+    if (!line_stop_ || !request.life.is<StateId::Submitted>() || request.age == line_stop_->age) return nullptr;
+    if (!line_stop_->sealed && comes_before({request.priority, request.age}, line_stop_->place)) return nullptr;
+    const auto found = requests_.find(line_stop_->handle);
+    const bool waits = found != requests_.end() && found->second->age == line_stop_->age &&
+                       found->second->life.is<StateId::Submitted>();
+    return waits ? found->second.get() : nullptr;
+}
+
 Explanation Scheduler::explain(const Request& request) const {
     Explanation explanation;
     explanation.handle = request.handle;
     explanation.state = request.life.id();
+    if (const Request* stop = line_stop_before(request)) {
+        // What it was told when it was looked at last may no longer be so.
+        explanation.code = line_stop_->sealed ? code_of(WaitReason::Sealed) : code_of(WaitReason::Queued);
+        explanation.other = stop->handle;
+        explanation.text = "behind request " + std::to_string(stop->handle) + " in the line";
+        if (line_stop_->sealed) {
+            explanation.text = "the line is sealed by request " + std::to_string(stop->handle) + ", which was passed " +
+                               counted(config_.max_overtakes, "time") + " (max_overtakes)";
+        }
+        explanation.text += ": " + text_of(*stop, config_);
+        return explanation;
+    }
     explanation.code = code_of(request.reason);
     explanation.text = text_of(request, config_);
     switch (request.reason) {

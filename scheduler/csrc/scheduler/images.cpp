@@ -26,11 +26,14 @@ void Scheduler::retract(Round& round, Request& request, const Request& beneficia
     ++counters_.retractions;
     request.looked_up = true;
     capacity_.publish_last_state(request);
+    const std::int64_t held = row_of(request).blocks, saved = counters_.image_blocks;
+    const std::int32_t computed = request.life.bundle()->progress().committed;
     std::optional<fsm::HostImage> image = make_image(round, request);
-    if (!image) counters_.recomputed_tokens += request.life.bundle()->progress().committed;
+    if (!image) counters_.recomputed_tokens += computed;
     request.retraction_epoch = ++next_epoch_;
     round.retracted.push_back(request.handle);
     transition(request, fsm::RetractEvent{.image = std::move(image), .epoch = request.retraction_epoch});
+    note_retraction(request, beneficiary, held, computed, counters_.image_blocks - saved);
     request.reason = WaitReason::Retracted;
     request.figure = beneficiary.handle;
 }

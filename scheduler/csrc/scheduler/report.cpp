@@ -42,7 +42,9 @@ Snapshot Scheduler::snapshot() const {
                               .held = tier.held(group),
                               .cached = tier.cached(group),
                               .free = tier.free(group),
-                              .pinned = pinned ? tier.held(group) : 0});
+                              .pinned = pinned ? tier.held(group) : 0,
+                              .elsewhere =
+                                  tier.total(group) - tier.held(group) - tier.cached(group) - tier.free(group)});
         }
     };
     count(capacity_.device(), snapshot.groups, false);
@@ -52,45 +54,13 @@ Snapshot Scheduler::snapshot() const {
         count(*host, snapshot.host, true);
         snapshot.host_evictions = host->evictions();
     }
-    for (const Request* request : residents_) {
-        // Blocks a peer or a copy touches.
-        if (request == nullptr || !pinned_by_others(*request)) continue;
-        for (std::size_t group = 0; group < snapshot.groups.size(); ++group) {
-            snapshot.groups[group].pinned += request->life.bundle()->tables()[group].blocks();
-        }
+    const std::vector<std::vector<cache::BlockId>> pinned = pinned_blocks();
+    for (std::size_t group = 0; group < snapshot.groups.size(); ++group) {
+        snapshot.groups[group].pinned = static_cast<std::int64_t>(pinned[group].size());
     }
     static_cast<Totals&>(snapshot) = counters_;
     snapshot.pending_operations = static_cast<std::int64_t>(pending_.size());
     return snapshot;
-}
-
-std::vector<RequestRow> Scheduler::requests(std::size_t limit) const {
-    std::vector<RequestRow> rows;
-    rows.reserve(std::min(limit, requests_.size()));
-    for (const Request* request = oldest_; request != nullptr && rows.size() < limit; request = request->newer) {
-        RequestRow row;
-        row.handle = request->handle;
-        row.state = request->life.id();
-        row.age_rounds = round_ - request->state_since;
-        row.priority = request->priority;
-        row.prompt_tokens = request->prompt_tokens;
-        row.generated_tokens = request->generated();
-        row.cached_tokens = request->cached_tokens;
-        row.retractions = request->retractions;
-        row.reason = explain(*request).text;
-        if (const fsm::ForwardResources* bundle = request->life.bundle()) {
-            row.computed_tokens = bundle->progress().scheduled;
-            for (const cache::BlockTable& table : bundle->tables()) row.blocks += table.blocks();
-        }
-        rows.push_back(std::move(row));
-    }
-    return rows;
-}
-
-bool Scheduler::pinned_by_others(const Request& request) const {
-    const StateId state = request.life.id();
-    return state == StateId::Restoring || state == StateId::RemotePrefilling ||
-           (config_.role == fsm::Role::Prefill && state == StateId::Decoding);
 }
 
 void Scheduler::record(const Round& round) {

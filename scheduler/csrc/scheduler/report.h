@@ -11,9 +11,23 @@
 
 namespace tokenspeed {
 
+// held + cached + free + elsewhere = total; elsewhere is what other groups have the parents of.
 struct GroupCounts {
     std::string group_id;
-    std::int64_t total = 0, held = 0, cached = 0, free = 0, pinned = 0;
+    std::int64_t total = 0, held = 0, cached = 0, free = 0, pinned = 0, elsewhere = 0;
+};
+
+// Both pools by group, as pictures (cache::Tier::map); `host` is empty without one.
+struct PoolMaps {
+    std::vector<std::string> device, host;
+};
+
+// What could be admitted now, beside the reserves of all that run.
+struct Headroom {
+    std::int64_t tokens = 0;    // what free and evictable blocks hold, in the tightest group that keeps a history
+    std::int64_t largest = 0;   // prompt and output of the largest request that fits whole
+    std::int64_t requests = 0;  // how many of `typical_tokens` fit
+    std::int64_t typical_tokens = 0;
 };
 
 // What is counted since the start, besides states.
@@ -43,6 +57,33 @@ struct RequestRow {
     std::int64_t blocks = 0;
     std::int32_t retractions = 0;
     std::string reason;
+    std::int32_t max_new_tokens = 0;
+    std::int64_t host_blocks = 0;
+    double arrived = 0, since = 0;  // by set_time(): when it was submitted, and came into its state
+};
+
+// A request came into a state.
+struct Visit {
+    fsm::StateId state = fsm::StateId::Submitted;
+    std::int64_t round = 0;
+    double time = 0;
+};
+
+// All there is to say about one request, alive or among the last that ended.
+struct Description {
+    bool alive = false;
+    RequestRow row;
+    std::vector<Visit> visits;  // the newest
+    std::int64_t visits_omitted = 0;
+    std::vector<std::string> lines;
+};
+
+// Something that happened to a request and that somebody may want to hear of.
+struct Note {
+    double time = 0;
+    std::string kind;  // "retraction" or "storage_timeout"
+    std::int32_t handle = 0;
+    std::string text;
 };
 
 // Why a request does not run, or that it does.

@@ -10,6 +10,7 @@
 #include "cache/page_hash.h"
 #include "fsm/lifecycle.h"
 #include "scheduler/policy.h"
+#include "scheduler/report.h"
 
 namespace tokenspeed {
 
@@ -52,7 +53,9 @@ struct Request {
     std::vector<cache::Digest> digests;
 
     fsm::AnyLifecycle life;
-    std::int64_t state_since = 0;  // round
+    double arrived = 0;
+    std::vector<Visit> visits;  // states it came into, the newest last; never empty once it is submitted
+    std::int64_t visits_omitted = 0;
     std::int32_t cached_tokens = 0;
     std::int32_t retractions = 0;
     std::int32_t junction = 0;         // where the chunk that crosses it ends; 0 for none

@@ -246,7 +246,19 @@ Request* Scheduler::sealing() const {
     return *refused_.begin();
 }
 
-void Scheduler::schedule_prompts(Round& round) {
+void Scheduler::schedule_prompts(Round& round) { stop_line(walk_line(round)); }
+
+void Scheduler::stop_line(const Request* last) {
+    line_stop_.reset();
+    if (last == nullptr) return;
+    line_stop_ = {.handle = last->handle,
+                  .age = last->age,
+                  .place = {last->priority, last->age},
+                  .sealed = last == sealing()};
+}
+
+// Returns at whom it stopped, or nullptr where it came to the end of the line.
+Request* Scheduler::walk_line(Round& round) {
     int refusals = 0;
     const bool may_not_be_cut = incomplete_prompts() >= kMaxIncompletePrompts;
     for (auto place = waiting_.begin(); place != waiting_.end();) {
@@ -260,16 +272,16 @@ void Scheduler::schedule_prompts(Round& round) {
         if (Request* holder = round.line_holder != nullptr ? round.line_holder : round.sealed_by) {
             request.reason = WaitReason::LineHeld;
             request.figure = holder->handle;
-            return;
+            return &request;
         }
         if (round.budget == 0 || capacity_.rows().free() == 0) {
             request.reason = round.budget == 0 ? WaitReason::Budget : WaitReason::NoRow;
-            return;
+            return &request;
         }
         if (may_not_be_cut && !completes_now(round, request)) {
             request.reason = WaitReason::LineHeld;
             request.figure = first_incomplete()->handle;
-            if (seal != nullptr || request.retractions > 0 || ++refusals == kMaxRefusalsPerRound) return;
+            if (seal != nullptr || request.retractions > 0 || ++refusals == kMaxRefusalsPerRound) return &request;
             ++place;
             continue;
         }
@@ -285,9 +297,10 @@ void Scheduler::schedule_prompts(Round& round) {
             continue;
         }
         // Nobody passes one that was retracted: its client waits in mid-stream, and the pool is overfull.
-        if (seal != nullptr || request.retractions > 0 || ++refusals == kMaxRefusalsPerRound) return;
+        if (seal != nullptr || request.retractions > 0 || ++refusals == kMaxRefusalsPerRound) return &request;
         ++place;
     }
+    return nullptr;
 }
 
 // Whether the whole of a prompt fits this round's budget.

@@ -33,6 +33,10 @@ struct SubmitOptions {
 // New prompts that may fail for capacity, or be skipped because nothing changed since they did, before a round stops
 // trying: what bounds a round's work whatever the length of the line.
 inline constexpr int kMaxRefusalsPerRound = 16;
+// Changes of state that are remembered of a request, requests that are remembered after their end, notes that nobody took.
+inline constexpr std::size_t kMaxVisits = 128;
+inline constexpr std::size_t kMaxEnded = 64;
+inline constexpr std::size_t kMaxNotes = 64;
 // Resident prompts that are not complete, beyond which none starts that would have to be cut, too.
 inline constexpr int kMaxIncompletePrompts = 2;
 
@@ -55,8 +59,19 @@ public:
     // Plans the next round. The plan must be executed exactly once, in order.
     [[nodiscard]] std::shared_ptr<const Plan> plan();
 
+    // The time, in seconds of the caller's choice, that visits and notes are stamped with. Nothing is decided by it.
+    void set_time(double seconds) { time_ = seconds; }
+
     Snapshot snapshot() const;
+    // The live by interest: who waits (the longest waiting first), who is in prefill, who decodes (by blocks held), who
+    // ends.
     std::vector<RequestRow> requests(std::size_t limit) const;
+    PoolMaps maps(int cells) const;
+    // `typical_tokens` 0: the mean of the live, or what the caller would have said where none lives.
+    Headroom headroom(std::int64_t typical_tokens) const;
+    Description describe(std::int32_t handle) const;
+    // What happened since this was last asked, at most kMaxNotes.
+    std::vector<Note> take_notes() { return std::exchange(notes_, {}); }
     // Why the request does not run, as of the last round.
     Explanation explain(std::int32_t handle) const;
     // The last rounds that did or refused anything, the oldest first.
@@ -117,12 +132,26 @@ private:
         cache::HostPins pins;
     };
 
+    // Where the walk along the line ended in the last round: who stands behind was not looked at.
+    struct LineStop {
+        std::int32_t handle = 0;
+        std::int64_t age = 0;
+        Place place;
+        bool sealed = false;  // then that is everybody else
+    };
+    struct Ended {
+        RequestRow row;
+        std::vector<Visit> visits;
+        std::int64_t visits_omitted;
+    };
+
     // requests.cpp: the life of requests
     template <typename EventType>
     void transition(Request& request, EventType event);
     void leave(Request& request, fsm::StateId state);
     void enter(Request& request, fsm::StateId state);
     void erase(Request& request);
+    void visit(Request& request, fsm::StateId state);
     template <typename EventType>
     void end(std::int32_t handle);
     void validate(const std::vector<Event>& events) const;
@@ -144,6 +173,8 @@ private:
     void schedule_chunks(Round& round);
     bool try_chunk(Round& round, Request& request);
     void schedule_prompts(Round& round);
+    Request* walk_line(Round& round);
+    void stop_line(const Request* last);
     bool try_prompt(Round& round, Request& request);
     std::int32_t chunk_for(const Round& round, const Request& request, std::int32_t from, std::int32_t junction) const;
     void refuse(Request& request, const Shortfall& shortfall);
@@ -207,7 +238,24 @@ private:
     void emit_deltas(Plan& plan, Request& request) const;
     void record(const Round& round);
 
-    // report.cpp, explain.cpp
+    // report.cpp, picture.cpp, explain.cpp, describe.cpp
+    void note(std::string kind, std::int32_t handle, std::string text);
+    void note_retraction(const Request& request, const Request& beneficiary, std::int64_t held, std::int32_t computed,
+                         std::int64_t saved);
+    RequestRow row_of(const Request& request) const;
+    std::vector<std::vector<cache::BlockId>> pinned_blocks() const;
+    std::int64_t typical_tokens() const;
+    std::int64_t largest_now() const;
+    bool fits_now(std::int64_t tokens, std::int64_t copies) const;
+    const Request* line_stop_before(const Request& request) const;
+    std::vector<std::string> lines(Request& request) const;
+    std::string place_in_line(const Request& request) const;
+    void describe_waiting(Request& request, std::vector<std::string>& lines) const;
+    void describe_way_back(Request& request, std::vector<std::string>& lines) const;
+    void describe_resident(const Request& request, std::vector<std::string>& lines) const;
+    void describe_needs(const Request& request, const Demand& demand, const std::string& what,
+                        std::vector<std::string>& lines) const;
+    std::string what_frees(const Request& request, const Shortfall& shortfall) const;
     bool pinned_by_others(const Request& request) const;
     void check_request(const Request& request) const;
     void check_books() const;
@@ -251,6 +299,10 @@ private:
     std::int64_t evictions_seen_ = 0;
     std::vector<std::int64_t> no_promises_;  // zero for every group
     Counters counters_;
+    double time_ = 0;
+    std::optional<LineStop> line_stop_;
+    std::vector<Note> notes_;
+    std::deque<Ended> ended_;
 };
 
 }  // namespace tokenspeed

@@ -113,6 +113,9 @@ void Scheduler::end_late_lookups() {
     for (Request* request : waiting) {
         if (now_ - request->looked_up_at < config_.storage_timeout_ticks) continue;
         ++counters_.storage_timeouts;
+        note("storage_timeout", request->handle,
+             "the storage did not answer operation " + std::to_string(request->operation) + " within " +
+                 std::to_string(config_.storage_timeout_ticks) + " ms; the prompt is computed without it");
         land_lookup(*request);
     }
 }

@@ -21,7 +21,7 @@ TEST(it_says_that_there_is_no_row) {
     plane.round();
     CHECK_EQ(plane.scheduler.explain(1).code, "running");
     CHECK_EQ(plane.scheduler.explain(2).code, "no_row");
-    CHECK(says(plane.scheduler.explain(2), "all 1 are taken (max_num_seqs)"));
+    CHECK(says(plane.scheduler.explain(2), "all 1 are taken (scheduler.max_seqs)"));
 }
 
 TEST(it_says_which_group_is_short_and_by_how_much) {
