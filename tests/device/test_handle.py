@@ -48,7 +48,7 @@ def plan_of(*requests: Request) -> tuple[FakePlan, list]:
 def test_the_methods_are_pinned() -> None:
     for handle in (DeviceHandle, LocalDeviceHandle):
         public = [name for name, _ in inspect.getmembers(handle, inspect.isfunction) if not name.startswith("_")]
-        assert public == ["execute", "finished_operations", "shutdown"]
+        assert public == ["execute", "finished_operations", "shutdown", "storage_usage"]
 
 
 def test_specs_are_plain_and_true(device: DeviceBuild) -> None:

@@ -14,7 +14,7 @@ from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.engine.loop import BLOCKED_WAIT_MS, IDLE_WAIT_MS, EventLoop
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.messages import EngineInput
-from tokenspeed_scheduler import Abort, Event, ForwardResult, OperationDone, OperationKind, RequestRow, Tick
+from tokenspeed_scheduler import Abort, Event, ForwardResult, Note, OperationDone, OperationKind, RequestRow, Tick
 
 SPECS = DeviceSpecs(
     groups=(), prefix_granularity=4, num_parents=4, kv_tokens=0, arena_bytes=0, host_parents=4, host_bytes=0,
@@ -55,6 +55,15 @@ class PlaybackScheduler:
         return SimpleNamespace(**empty, **dict.fromkeys(names, 0))
 
     def requests(self, limit: int) -> list[RequestRow]:
+        return []
+
+    def set_time(self, seconds: float) -> None:
+        """It stamps nothing."""
+
+    def headroom(self) -> SimpleNamespace:
+        return SimpleNamespace(tokens=0, largest=0, requests=0, typical_tokens=0)
+
+    def take_notes(self) -> list[Note]:
         return []
 
 
@@ -100,6 +109,9 @@ class PlaybackHandle:
     def finished_operations(self) -> list[OperationOutcome]:
         finished, self.finished = self.finished, []
         return finished
+
+    def storage_usage(self) -> None:
+        """There is none."""
 
     def shutdown(self) -> None:
         """Nothing to end."""

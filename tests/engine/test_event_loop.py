@@ -190,7 +190,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
 
 def test_the_snapshot_counts_what_lives() -> None:
     plane = ControlPlane()
-    plane.channel.send_in(submits=[submit(1, prompt_of(40), 12), submit(2, prompt_of(8), 12)])
+    plane.channel.send_in(submits=[submit(1, prompt_of(40), 12), submit(2, prompt_of(8), 12)], watch_s=60)
     for _ in range(3):
         plane.loop.round()
     plane.loop.publish_snapshot()

@@ -8,6 +8,8 @@ from tokenspeed.messages import (
     EngineOutput,
     EngineSnapshot,
     Finish,
+    Inspect,
+    Inspected,
     Order,
     OrderDone,
     RequestOutput,
@@ -24,6 +26,7 @@ class MemoryChannel:
         self.outputs: list[RequestOutput] = []
         self.snapshots: list[StateSnapshot] = []
         self.answers: list[OrderDone] = []
+        self.inspected: list[Inspected] = []
         self.messages = 0
         self.waits = 0
 
@@ -34,6 +37,8 @@ class MemoryChannel:
         finishes: list[Finish] | None = None,
         aborts: list[int] | None = None,
         orders: list[Order] | None = None,
+        inspects: list[Inspect] | None = None,
+        watch_s: float = 0.0,
         drain: bool = False,
     ) -> None:
         self.inbox.append(
@@ -43,6 +48,8 @@ class MemoryChannel:
                 finishes=finishes or [],
                 aborts=aborts or [],
                 orders=orders or [],
+                inspects=inspects or [],
+                watch_s=watch_s,
                 drain=drain,
             )
         )
@@ -61,6 +68,8 @@ class MemoryChannel:
             self.snapshots.append(message.snapshot)
         elif isinstance(message, OrderDone):
             self.answers.append(message)
+        elif isinstance(message, Inspected):
+            self.inspected.append(message)
 
     def tokens(self, handle: int) -> list[int]:
         return [token for output in self.outputs if output.handle == handle for token in output.token_ids]

@@ -14,7 +14,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenspeed.device.handle import OperationOutcome
+from tokenspeed.device.handle import OperationOutcome, StorageUsage
 from tokenspeed.device.storage.backend import BlockKey, StorageBackend
 from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed_scheduler import CacheOperation, OperationKind, Plan
@@ -99,6 +99,10 @@ class MemoryStorage:
     def put(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> NDArray[np.uint8]:
         self.blocks.update(zip(keys, map(bytes, buffers), strict=True))
         return np.ones(len(keys), np.uint8)
+
+    def usage(self) -> StorageUsage:
+        size = sum(map(len, self.blocks.values()))
+        return StorageUsage(blocks=len(self.blocks), bytes=size, limit_bytes=1 << 30)
 
 
 @dataclass

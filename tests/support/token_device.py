@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from token_cache import STATE_WORDS, TokenCache, absorb, group
 
-from tokenspeed.device.handle import OperationOutcome, RowStart, StepFailed, StepResult, StepTimings
+from tokenspeed.device.handle import OperationOutcome, RowStart, StepFailed, StepResult, StepTimings, StorageUsage
 from tokenspeed.device.storage.backend import StorageBackend
 from tokenspeed.recipes.capacity import GroupFacts
 from tokenspeed_scheduler import Plan
@@ -139,6 +139,9 @@ class TokenDevice:
 
     def finished_operations(self) -> list[OperationOutcome]:
         return self.cache.finish_storage() if self.storage_answers else []
+
+    def storage_usage(self) -> StorageUsage | None:
+        return self.cache.storage.usage() if self.cache.storage is not None else None
 
     def shutdown(self) -> None:
         self._queue.clear()

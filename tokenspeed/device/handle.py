@@ -136,6 +136,15 @@ class StepResult:
     timings: StepTimings
 
 
+@dataclass(frozen=True, kw_only=True)
+class StorageUsage:
+    """What a storage tier has: blocks, bytes of theirs, and the most bytes there may be. As last counted."""
+
+    blocks: int
+    bytes: int
+    limit_bytes: int
+
+
 class PendingStep(Protocol):
     """A step that was handed to the forward thread."""
 
@@ -169,6 +178,10 @@ class DeviceHandle(Protocol):
 
     def finished_operations(self) -> list[OperationOutcome]:
         """The storage operations that ended since this was last asked. Never blocks."""
+        ...
+
+    def storage_usage(self) -> StorageUsage | None:
+        """What the storage tier has; None without one. Never blocks."""
         ...
 
     def shutdown(self) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from tokenspeed.device.forward_thread import ForwardThread
-from tokenspeed.device.handle import OperationOutcome, RowStart, StepResult
+from tokenspeed.device.handle import OperationOutcome, RowStart, StepResult, StorageUsage
 from tokenspeed.device.storage.tier import StorageTier
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ class LocalDeviceHandle:
 
     def finished_operations(self) -> list[OperationOutcome]:
         return [] if self._storage is None else self._storage.finished()
+
+    def storage_usage(self) -> StorageUsage | None:
+        return None if self._storage is None else self._storage.usage()
 
     def shutdown(self) -> None:
         """Ends the forward thread, then those of the storage, after what was queued; lets go of arena and weights."""

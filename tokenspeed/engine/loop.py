@@ -19,17 +19,19 @@ from tokenspeed.engine.commit import Commit, commit_failure, commit_result
 from tokenspeed.engine.held import GrammarCompiler, HeldRequests
 from tokenspeed.engine.orders import Orders
 from tokenspeed.engine.requests import LiveRequest
+from tokenspeed.engine.snapshots import Moment
 from tokenspeed.engine.statistics import EngineStatistics
+from tokenspeed.engine.telemetry import LEFT, Telemetry
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
     ConstraintError,
     EngineInput,
     EngineMessage,
     EngineOutput,
-    EngineSnapshot,
     RequestOutput,
     Submit,
 )
+from tokenspeed.messages.snapshot import EventKind
 from tokenspeed_scheduler import (
     Abort,
     Event,
@@ -115,6 +117,7 @@ class EventLoop:
         self._in_flight: deque[_InFlight] = deque()
         self._storage_out: set[int] = set()
         self._orders = Orders()
+        self._telemetry = Telemetry(scheduler, statistics, self._live)
         self._outputs: list[RequestOutput] = []
         self._failed_in_a_row = 0
         self._round = 0
@@ -130,6 +133,7 @@ class EventLoop:
     def round(self) -> None:
         """One round; waits for input only where there is nothing else to do."""
         events = [*self._receive(), *self._storage_events()]
+        self._telemetry.stamp()
         self._scheduler.advance(events)
         started = planned = self._clock()
         has_rows = False
@@ -142,6 +146,7 @@ class EventLoop:
         commits = self._commit_due(has_rows)
         self._blocked = self._blocked and not commits  # what landed may have made room
         committing = self._clock()
+        self._telemetry.stamp()
         self._scheduler.advance(commits)
         self._publish()
         self._statistics.round_ended(planned - started, self._clock() - committing)
@@ -157,16 +162,17 @@ class EventLoop:
             for submit in message.submits:
                 if self._draining:
                     self._refuse(submit, "draining", "the engine is shutting down and takes no new work")
-                elif not self._held.hold(submit):
+                elif not self._held.hold(submit, self._telemetry.now()):
                     self._submit(submit)
             for finish in message.finishes:
-                if self._live.pop(finish.handle, None) is not None:
+                if self._let_go(finish.handle, "stop"):
                     self._statistics.finished += 1
                     events.append(Finish(finish.handle))
             events += self._aborts(message.aborts)
             for order in message.orders:
                 self._orders.take(order)
                 self._blocked = False
+            self._telemetry.take(message)
             if message.drain:
                 self._draining, self._orders.paused = True, False
         for submit, grammar in self._held.released():
@@ -176,7 +182,7 @@ class EventLoop:
 
     def _aborts(self, handles: list[int]) -> list[Event]:
         """What became of requests whose clients left: those that the scheduler has are its own to end."""
-        known = [handle for handle in handles if self._live.pop(handle, None) is not None]
+        known = [handle for handle in handles if self._let_go(handle, "abort", LEFT)]
         held = [handle for handle in handles if self._held.drop(handle)]
         self._statistics.aborted += len(known) + len(held)
         return [Abort(handle) for handle in known]
@@ -233,6 +239,7 @@ class EventLoop:
             )
 
     def _refuse(self, submit: Submit, code: str, text: str) -> None:
+        self._telemetry.ended(submit, "error", text, None)
         self._outputs.append(RequestOutput(handle=submit.handle, finish_reason="error", error=text, error_code=code))
 
     # The step.
@@ -240,7 +247,7 @@ class EventLoop:
     def _execute(self, plan: Plan) -> bool:
         """Hands the plan to the device; returns whether it has rows."""
         for abort in plan.aborts:
-            if self._live.pop(abort.handle, None) is not None:
+            if self._let_go(abort.handle, "abort", abort.detail):
                 self._outputs.append(
                     RequestOutput(
                         handle=abort.handle, finish_reason="abort", error=abort.detail, error_code=abort.reason
@@ -300,20 +307,32 @@ class EventLoop:
         if plan.num_rows:
             failed = commit.failed if np.any(commit.failed) else None
             events.append(ForwardResult(plan.forward_id, commit.tokens, failed))
+        ended = commit.finished or commit.aborted
+        ends = {output.handle: output for output in commit.outputs} if ended else {}
         for handle in commit.finished:
-            self._live.pop(handle, None)
+            self._let_go(handle, ends[handle].finish_reason or "stop")
             self._statistics.finished += 1
             events.append(Finish(handle))
         for handle in commit.aborted:
-            self._live.pop(handle, None)
+            kind: EventKind = "nan" if ends[handle].error_code == "nan_logits" else "abort"
+            self._let_go(handle, "error", ends[handle].error, kind)
             self._statistics.aborted += 1
             events.append(Abort(handle))
         return events
+
+    def _let_go(self, handle: int, reason: str, error: str = "", kind: EventKind = "abort") -> bool:
+        """Forgets a live request; returns whether there was one."""
+        request = self._live.pop(handle, None)
+        if request is None:
+            return False
+        self._telemetry.ended(request.submit, reason, error, kind)
+        return True
 
     def _count_failure(self, error: StepFailed) -> None:
         self._failed_in_a_row += 1
         self._statistics.failed_steps += 1
         logger.error("a forward raised (%d in a row)", self._failed_in_a_row, exc_info=error)
+        self._telemetry.events.add("failed_step", f"a step of the model failed: {error.__cause__ or error}")
         if self._failed_in_a_row >= MAX_FAILED_STEPS:
             raise EngineFailure(f"{MAX_FAILED_STEPS} steps in a row failed, the last with: {error.__cause__ or error}")
 
@@ -322,15 +341,22 @@ class EventLoop:
         if self._outputs:
             self._channel.send(EngineOutput(version=PROTOCOL_VERSION, round=self._round, outputs=self._outputs))
             self._outputs = []
-        for answer in self._orders.answers():
+        for answer in (*self._orders.answers(), *self._telemetry.answers(self._held, self._orders.paused)):
             self._channel.send(answer)
         if self._statistics.snapshot_is_due():
             self.publish_snapshot()
 
     def publish_snapshot(self) -> None:
         """Sends the state as it is now."""
-        snapshot = self._statistics.snapshot(self._scheduler, self._live, len(self._held))
-        self._channel.send(EngineSnapshot(version=PROTOCOL_VERSION, snapshot=snapshot))
+        moment = Moment(
+            live=self._live,
+            held=self._held.waiting(),
+            held_count=len(self._held),
+            paused=self._orders.paused,
+            storage=self._handle.storage_usage() if self._storage else None,
+            storage_pending=len(self._storage_out),
+        )
+        self._channel.send(self._telemetry.snapshot(moment))
 
 
 def _operations_done(outcomes: Sequence[OperationOutcome]) -> list[Event]:

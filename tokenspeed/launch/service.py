@@ -14,7 +14,7 @@ from tokenspeed.launch.crash import CrashReporter
 from tokenspeed.launch.early_engine import EarlyEngine
 from tokenspeed.launch.environment import engine_environment
 from tokenspeed.launch.facts import redactor_of
-from tokenspeed.messages import EngineOutput, EngineSnapshot, EngineStatus, OrderDone
+from tokenspeed.messages import EngineOutput, EngineSnapshot, EngineStatus, Inspected, OrderDone
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.telemetry.snapshot import StateSnapshot
 
@@ -109,6 +109,7 @@ class _Listeners:
         self._supervisor = supervisor
         self.on_output: Callable[[EngineOutput], None] = llm.on_output
         self.on_snapshot: Callable[[EngineSnapshot], None] = llm.on_snapshot
+        self.on_inspected: Callable[[Inspected], None] = llm.on_inspected
         self.on_order_done: Callable[[OrderDone], None] = llm.on_order_done
         self.on_engine_lost: Callable[[str], None] = llm.on_engine_lost
         self.on_engine_given_up: Callable[[str], None] = llm.on_engine_given_up

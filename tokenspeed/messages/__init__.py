@@ -2,8 +2,8 @@
 
 One message a round crosses each way, never one a request: the frontend sends an ``EngineInput`` with everything that
 happened since the last one, the engine answers with an ``EngineOutput`` for the round, and beside it, seldom, an
-``EngineStatus`` (start-up phases, readiness, the end), an ``EngineSnapshot`` (telemetry) or an ``OrderDone``
-(what became of an operator's order).
+``EngineStatus`` (start-up phases, readiness, the end), an ``EngineSnapshot`` (telemetry), an ``OrderDone``
+(what became of an operator's order) or an ``Inspected`` (what is known of one request).
 """
 
 from tokenspeed.messages.constraint import (
@@ -15,6 +15,7 @@ from tokenspeed.messages.constraint import (
     ConstraintKind,
 )
 from tokenspeed.messages.input import EngineInput, Finish, Pooling, Submit
+from tokenspeed.messages.inspect import Inspect, Inspected
 from tokenspeed.messages.order import Action, Order, OrderDone
 from tokenspeed.messages.output import (
     EngineFacts,
@@ -58,6 +59,8 @@ __all__ = [
     "EngineStatus",
     "Finish",
     "FinishReason",
+    "Inspect",
+    "Inspected",
     "Order",
     "OrderDone",
     "Phase",

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from tokenspeed.messages.constraint import Constraint
+from tokenspeed.messages.inspect import Inspect
 from tokenspeed.messages.order import Order
 from tokenspeed.messages.rules import BadWords, Rule, ThinkingBudget
 from tokenspeed.messages.sampling import SamplingParameters
@@ -24,6 +25,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         declared: whether the client asked for ``max_new_tokens`` (a default of the API counts as undeclared).
         priority: larger runs first; age breaks ties.
         namespace: what keeps equal token ids apart in the prefix cache (cache salt, adapter, image hashes).
+        deadline: seconds since the epoch when the frontend will end it, 0 for none; for the dashboard only.
         pooling: the request asks for the embedding of its prompt: no token is drawn, and it ends when the prompt is
             computed. ``max_new_tokens`` is 1 then. None generates.
         constraint: what the output must look like; None is free text.
@@ -43,6 +45,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     namespace: bytes = b""
     constraint: Constraint | None = None
+    deadline: float = 0.0
     pooling: Pooling | None = None
     bad_words: BadWords | None = None
     thinking: ThinkingBudget | None = None
@@ -69,6 +72,8 @@ class EngineInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         finishes: requests ended by a stop string.
         aborts: handles whose client went away; an unknown handle is ignored.
         orders: what an operator wants done.
+        inspects: questions about single requests.
+        watch_s: for so many seconds from now somebody looks: snapshots are to be complete.
         drain: when true the engine refuses new requests and exits after the last one ended.
     """
 
@@ -77,4 +82,6 @@ class EngineInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     finishes: list[Finish] = []
     aborts: list[int] = []
     orders: list[Order] = []
+    inspects: list[Inspect] = []
+    watch_s: float = 0.0
     drain: bool = False

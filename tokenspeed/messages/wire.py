@@ -5,12 +5,13 @@ from typing import TypeVar
 import msgspec
 
 from tokenspeed.messages.input import EngineInput
+from tokenspeed.messages.inspect import Inspected
 from tokenspeed.messages.order import OrderDone
 from tokenspeed.messages.output import EngineOutput, EngineSnapshot, EngineStatus
 
 PROTOCOL_VERSION = 3
 
-EngineMessage = EngineOutput | EngineStatus | EngineSnapshot | OrderDone
+EngineMessage = EngineOutput | EngineStatus | EngineSnapshot | OrderDone | Inspected
 """Whatever an engine says."""
 
 _Message = TypeVar("_Message", EngineInput, EngineMessage)

@@ -1,10 +1,12 @@
-"""What a storage tier must be able to do. A directory is the first; others come behind the same three methods."""
+"""What a storage tier must be able to do. A directory is the first; others come behind the same methods."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tokenspeed.device.handle import StorageUsage
 
 
 class BlockKey(NamedTuple):
@@ -38,4 +40,8 @@ class StorageBackend(Protocol):
 
     def put(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> NDArray[np.uint8]:
         """Stores each buffer under its key; 1 where the block is in the store afterwards."""
+        ...
+
+    def usage(self) -> StorageUsage:
+        """What is in the store, as last counted; never waits."""
         ...

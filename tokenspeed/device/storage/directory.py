@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenspeed.device.handle import StorageUsage
 from tokenspeed.device.storage.backend import BlockKey
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class DirectoryStorage:
         except OSError as error:
             raise ValueError(f"kv.storage_dir: {root} cannot be written: {error.strerror or error}") from error
         self._lock = threading.Lock()
-        self._bytes = 0
+        self._bytes = self._blocks = 0
         self._cut_back()
 
     def query(self, keys: Sequence[BlockKey]) -> NDArray[np.uint8]:
@@ -93,6 +94,10 @@ class DirectoryStorage:
 
     def put(self, keys: Sequence[BlockKey], buffers: Sequence[memoryview]) -> NDArray[np.uint8]:
         return np.array([self._write(key, buffer) for key, buffer in zip(keys, buffers, strict=True)], np.uint8)
+
+    def usage(self) -> StorageUsage:
+        """Of the whole directory, whoever wrote it; what others write or remove is counted when it is cut back."""
+        return StorageUsage(blocks=self._blocks, bytes=self._bytes, limit_bytes=self._limit)
 
     def _path(self, key: BlockKey) -> Path:
         digest = key.digest.hex()
@@ -141,6 +146,7 @@ class DirectoryStorage:
             return False
         with self._lock:
             self._bytes += HEADER.size + len(buffer)
+            self._blocks += 1
             if self._bytes > self._limit:
                 self._cut_back()
         return True
@@ -160,12 +166,14 @@ class DirectoryStorage:
         entries = sorted(self._entries())
         total = sum(entry.size for entry in entries)
         keep = max(int(self._limit * KEEP_SHARE), self._largest) if total > self._limit else total
+        removed = 0
         for entry in entries:
             if total <= keep:
                 break
             _remove(Path(entry.path))
             total -= entry.size
-        self._bytes = total
+            removed += 1
+        self._bytes, self._blocks = total, len(entries) - removed
 
     def _entries(self) -> Iterator[_Entry]:
         for folder in _folders(self._root, _FINGERPRINT):

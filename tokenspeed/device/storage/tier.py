@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenspeed.device.handle import OperationOutcome
+from tokenspeed.device.handle import OperationOutcome, StorageUsage
 from tokenspeed.device.host_arena import HostArena
 from tokenspeed.device.storage.backend import BlockKey, StorageBackend
 from tokenspeed.device.storage.threads import StorageThreads
@@ -35,6 +35,10 @@ class StorageTier:
     def finished(self) -> list[OperationOutcome]:
         """The operations that ended since this was last asked; never waits. Any thread may ask."""
         return self._threads.finished()
+
+    def usage(self) -> StorageUsage:
+        """What the backend has; never waits. Any thread may ask."""
+        return self._backend.usage()
 
     def shutdown(self) -> None:
         """Works off what was queued and ends the threads. May be called twice."""
