@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_engine import MODEL, Stack, say, snapshot
 
-from tokenspeed.messages.snapshot import STATES
+from tokenspeed.messages.snapshot import STATES, HeadroomSnapshot, StorageSnapshot
 from tokenspeed.server.anthropic import requests as anthropic_requests
 from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tokenspeed.server.embeddings import RULES as EMBEDDING_RULES
@@ -57,7 +57,12 @@ async def values(client: httpx.AsyncClient) -> dict[str, float]:
 
 async def test_names_are_the_documented_ones(stack: Stack, client: httpx.AsyncClient) -> None:
     """Known failure 37: dashboards stand on these names."""
-    await heard_snapshot(stack)
+    await heard_snapshot(
+        stack,
+        host=snapshot().groups,
+        storage=StorageSnapshot(blocks=1, bytes=4096, limit_bytes=8192, pending=0),
+        headroom=HeadroomSnapshot(tokens=64, largest=64, requests=1, typical_tokens=64),
+    )
     await client.post("/v1/completions", json={"model": MODEL, "prompt": "x", "user": "u"})
     text = (await client.get("/metrics")).text
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}

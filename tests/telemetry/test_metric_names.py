@@ -17,8 +17,10 @@ from tokenspeed.messages.snapshot import (
     CounterSnapshot,
     FlowSnapshot,
     GroupSnapshot,
+    HeadroomSnapshot,
     StateSnapshot,
     StepSnapshot,
+    StorageSnapshot,
 )
 from tokenspeed.telemetry.metrics import METRIC_NAMES, EngineReading, Metrics
 
@@ -68,6 +70,9 @@ def snapshot() -> StateSnapshot:
         last_progress=1.0,
         has_work=True,
         requests=[],
+        host=[group],
+        storage=StorageSnapshot(blocks=1, bytes=1, limit_bytes=2, pending=0),
+        headroom=HeadroomSnapshot(tokens=1, largest=1, requests=1, typical_tokens=1),
     )
 
 

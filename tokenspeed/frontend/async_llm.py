@@ -20,6 +20,7 @@ from tokenspeed.frontend.errors import (
 from tokenspeed.frontend.generation import Generation, Prompt
 from tokenspeed.frontend.line import WaitingLine
 from tokenspeed.frontend.long_texts import PromptBound, TextDesk
+from tokenspeed.frontend.looking import Looking
 from tokenspeed.frontend.observer import FrontendObserver
 from tokenspeed.frontend.open_choices import OpenChoices
 from tokenspeed.frontend.orders import EngineOrders
@@ -31,8 +32,10 @@ from tokenspeed.messages import (
     EngineOutput,
     EngineSnapshot,
     EngineStatus,
+    Inspected,
     OrderDone,
 )
+from tokenspeed.messages.snapshot import RequestDetail
 from tokenspeed.recipes.model_config import ModelConfig, read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig
 
@@ -90,6 +93,7 @@ class AsyncLLM:
         self.desk = TextDesk()
         self._connection = connection
         self._orders = EngineOrders(connection.order)
+        self._looking = Looking(self.engine, connection.watch, connection.inspect)
         self._line = WaitingLine(config.api.max_waiting)
         self._open = OpenChoices(
             connection,
@@ -194,9 +198,10 @@ class AsyncLLM:
         lengths = [check_request(prompt, self.model, self.max_model_len) for prompt in prompts]
         if not self._open:
             self.engine.moved()
-        for prompt, max_new_tokens in zip(prompts, lengths, strict=True):
-            self._open.submit(generation, prompt, max_new_tokens)
         given = [request.timeout_s for request in requests if request.timeout_s is not None]
+        deadline = time.time() + began + min(given) - asyncio.get_running_loop().time() if given else 0.0
+        for prompt, max_new_tokens in zip(prompts, lengths, strict=True):
+            self._open.submit(generation, prompt, max_new_tokens, deadline)
         if given:
             generation.end_by(began + min(given), min(given))
         if self.on_start is not None:
@@ -274,6 +279,19 @@ class AsyncLLM:
         self.engine.notify()
         return refused
 
+    async def look(self) -> None:
+        """Has the engine's snapshots be complete for a while, and waits a moment for one that is."""
+        await self._looking.look()
+
+    async def inspect(self, name: str) -> RequestDetail | None:
+        """Returns what is known of the request of this id or handle, None where nothing is.
+
+        Raises EngineUnavailable where no engine is ready, TimeoutError where it is too busy to answer.
+        """
+        if not self.engine.ready:
+            raise self.engine.unavailable()
+        return await self._looking.inspect(name)
+
     def abort_requests(self, request_id: str | None) -> int:
         """Ends the calls of this name (None: all calls) with an error, and returns how many choices that were."""
         ended = self._open.calls(request_id)
@@ -319,8 +337,13 @@ class AsyncLLM:
         self.engine.heard()
         self._orders.done(answer)
 
+    def on_inspected(self, answer: Inspected) -> None:
+        self.engine.heard()
+        self._looking.answered(answer)
+
     def on_engine_lost(self, cause: str) -> None:
         self.engine.set_lost(cause)
+        self._looking.engine_gone(cause)
         self._orders.engine_gone(cause)
         self._open.fail(cause)
 

@@ -16,6 +16,8 @@ from tokenspeed.messages import (
     EngineSnapshot,
     EngineStatus,
     Finish,
+    Inspect,
+    Inspected,
     Order,
     OrderDone,
     Submit,
@@ -38,6 +40,8 @@ class EngineListener(Protocol):
 
     def on_order_done(self, answer: OrderDone) -> None: ...
 
+    def on_inspected(self, answer: Inspected) -> None: ...
+
     def on_engine_lost(self, cause: str) -> None: ...
 
     def on_engine_given_up(self, cause: str) -> None: ...
@@ -59,6 +63,12 @@ class EngineConnection(Protocol):
 
     def order(self, order: Order) -> None: ...
 
+    def inspect(self, inspect: Inspect) -> None: ...
+
+    def watch(self, seconds: float) -> None:
+        """Somebody looks for so long: snapshots are to be complete."""
+        ...
+
     def drain(self) -> None:
         """Asks the engine to refuse new requests and to exit after the last one ended."""
         ...
@@ -72,6 +82,8 @@ class Outbox:
         self._finishes: list[Finish] = []
         self._aborts: list[int] = []
         self._orders: list[Order] = []
+        self._inspects: list[Inspect] = []
+        self._watch_s = 0.0
         self._drain = False
 
     def submit(self, request: Submit) -> None:
@@ -86,12 +98,19 @@ class Outbox:
     def order(self, order: Order) -> None:
         self._orders.append(order)
 
+    def inspect(self, inspect: Inspect) -> None:
+        self._inspects.append(inspect)
+
+    def watch(self, seconds: float) -> None:
+        self._watch_s = max(self._watch_s, seconds)
+
     def drain(self) -> None:
         self._drain = True
 
     def take(self) -> EngineInput | None:
         """Returns everything gathered as one message, and forgets it; None where there is nothing."""
-        if not (self._submits or self._finishes or self._aborts or self._orders or self._drain):
+        work = self._submits or self._finishes or self._aborts or self._orders or self._drain
+        if not (work or self._inspects or self._watch_s):
             return None
         message = EngineInput(
             version=PROTOCOL_VERSION,
@@ -99,9 +118,12 @@ class Outbox:
             finishes=self._finishes,
             aborts=self._aborts,
             orders=self._orders,
+            inspects=self._inspects,
+            watch_s=self._watch_s,
             drain=self._drain,
         )
         self._submits, self._finishes, self._aborts, self._orders, self._drain = [], [], [], [], False
+        self._inspects, self._watch_s = [], 0.0
         return message
 
 
@@ -140,6 +162,14 @@ class ZmqEngineConnection:
 
     def order(self, order: Order) -> None:
         self._outbox.order(order)
+        self._wake.set()
+
+    def inspect(self, inspect: Inspect) -> None:
+        self._outbox.inspect(inspect)
+        self._wake.set()
+
+    def watch(self, seconds: float) -> None:
+        self._outbox.watch(seconds)
         self._wake.set()
 
     def drain(self) -> None:
@@ -233,5 +263,7 @@ class ZmqEngineConnection:
             listener.on_status(message)
         elif isinstance(message, OrderDone):
             listener.on_order_done(message)
+        elif isinstance(message, Inspected):
+            listener.on_inspected(message)
         else:
             listener.on_snapshot(message)

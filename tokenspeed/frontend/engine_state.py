@@ -6,8 +6,9 @@ from collections import deque
 from typing import Literal
 
 from tokenspeed.frontend.errors import EngineUnavailable
+from tokenspeed.frontend.events import EventRing
 from tokenspeed.messages import EngineFacts, EngineStatus, Phase
-from tokenspeed.messages.snapshot import StateSnapshot
+from tokenspeed.messages.snapshot import PhaseSnapshot, StateSnapshot
 
 RATE_SNAPSHOTS = 16
 """Snapshots that a rate is taken over: three seconds while work moves, a quarter of a minute while nothing does."""
@@ -26,6 +27,10 @@ class EngineState:
         lost: how many engines were lost so far.
         version: counts the changes of phase and the snapshots.
         snapshot: the last one, None before the first.
+        snapshots: how many came so far.
+        restarts: engines that were ready after another was lost.
+        events: what happened, of all engines and of this process.
+        phase_since: seconds since the epoch when the phase began.
         moved_at: monotonic time when work last moved, as far as can be told from here.
     """
 
@@ -39,7 +44,13 @@ class EngineState:
         self.lost = 0
         self.version = 0
         self.snapshot: StateSnapshot | None = None
+        self.snapshots = 0
+        self.restarts = 0
+        self.events = EventRing()
+        self.phase_since = time.time()
         self.moved_at = time.monotonic()
+        self._lost_at = 0.0
+        self._stuck_since = 0.0
         self._heard_at = time.monotonic()
         self._snapshot_at = 0.0
         self._decoded: deque[tuple[float, int]] = deque(maxlen=RATE_SNAPSHOTS)
@@ -64,6 +75,12 @@ class EngineState:
         return (after - before) / (ended - began) if ended > began else 0.0
 
     @property
+    def progress(self) -> PhaseSnapshot:
+        """Its phase, and how far it is in it."""
+        done, total = (self.status.done, self.status.total) if self.status is not None else (0, 0)
+        return PhaseSnapshot(name=self.phase, done=done, total=total, since=self.phase_since)
+
+    @property
     def silent_for(self) -> float:
         """Seconds since its last message of any kind."""
         return time.monotonic() - self._heard_at
@@ -78,8 +95,12 @@ class EngineState:
     def set_status(self, status: EngineStatus) -> None:
         self.heard()
         self.status = status
-        self.phase = status.phase
+        self._enter(status.phase)
         if status.phase == "ready":
+            if self._lost_at:
+                self.restarts += 1
+                self.events.add("restart", f"an engine is ready again after {time.monotonic() - self._lost_at:.1f} s")
+                self._lost_at = 0.0
             self.facts = dict(status.facts)
             self.last_error = ""
             self.crash_bundle = ""
@@ -93,6 +114,8 @@ class EngineState:
         if self.snapshot is None or snapshot.last_progress != self.snapshot.last_progress:
             self.moved()
         self.snapshot = snapshot
+        self.snapshots += 1
+        self.events.take(snapshot.events)
         self._decoded.append((snapshot.time, snapshot.counters.decode_tokens))
         self._snapshot_at = self._heard_at
         self.notify()
@@ -101,8 +124,10 @@ class EngineState:
         self.lost += 1
         self.snapshot = None
         self._decoded.clear()
-        self.phase = "restarting"
         self.status = None
+        self._enter("restarting")
+        self._lost_at = self._lost_at or time.monotonic()
+        self.events.add("restart", f"{cause}; its requests ended with an error, and another engine is started")
         self.last_error = cause
         self.crash_bundle = ""
         self.notify()
@@ -114,10 +139,22 @@ class EngineState:
             self.notify()
 
     def set_given_up(self, cause: str) -> None:
-        self.phase = "failed"
+        self._enter("failed")
+        self.events.add("restart", f"the engine is not started again: {cause}")
         self.last_error = cause
         self.gave_up = True
         self.notify()
+
+    def stalled(self, seconds: float, open_choices: int) -> None:
+        """Nothing moved for so long, which is too long: an event, once until something moves."""
+        if self._stuck_since != self.moved_at:
+            self._stuck_since = self.moved_at
+            self.events.add("stuck", f"{open_choices} requests are open, and nothing has moved for {seconds:.0f} s")
+
+    def _enter(self, phase: "Phase | Literal['restarting']") -> None:
+        if phase != self.phase:
+            self.phase_since = time.time()
+        self.phase = phase
 
     async def changed(self, since: int | None = None) -> None:
         """Returns when the next change of phase or the next snapshot comes; at once where ``version`` is no longer

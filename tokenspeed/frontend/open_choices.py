@@ -64,8 +64,11 @@ class OpenChoices:
         if self._choices:
             await self._none_open.wait()
 
-    def submit(self, generation: Generation, prompt: Prompt, max_new_tokens: int) -> None:
-        """Hands one prompt's choices to the engine; their handles go into ``generation.live``."""
+    def submit(self, generation: Generation, prompt: Prompt, max_new_tokens: int, deadline: float = 0.0) -> None:
+        """Hands one prompt's choices to the engine; their handles go into ``generation.live``.
+
+        ``deadline``: seconds since the epoch when the call will be ended, 0 for none.
+        """
         request = prompt.request
         words = tuple(sorted({word.lstrip(" ") for word in request.bad_words}))
         bad_words = BadWords(words=words) if words else None
@@ -104,6 +107,7 @@ class OpenChoices:
                     pooling=request.pooling,
                     bad_words=bad_words,
                     thinking=request.thinking,
+                    deadline=deadline,
                 )
             )
         if self.observer is not None:

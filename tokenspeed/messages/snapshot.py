@@ -84,7 +84,16 @@ class HeadroomSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 EventKind = Literal[
-    "retraction", "abort", "eviction_burst", "nan", "failed_step", "restart", "stuck", "storage_timeout"
+    "retraction",
+    "abort",
+    "eviction_burst",
+    "nan",
+    "failed_step",
+    "restart",
+    "stuck",
+    "storage_timeout",
+    "slow_reader",
+    "refused",
 ]
 
 

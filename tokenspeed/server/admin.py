@@ -16,7 +16,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from tokenspeed.frontend.errors import FrontendError
 from tokenspeed.messages import Action
-from tokenspeed.server import info, probes, state
+from tokenspeed.messages.snapshot import RequestDetail
+from tokenspeed.server import info, inspection, probes, state
 from tokenspeed.server.body import read_json
 from tokenspeed.server.configuration import configuration_of
 from tokenspeed.server.context import ServerContext, context_of, json_response
@@ -93,6 +94,7 @@ def create_admin_app(public: FastAPI) -> FastAPI:
         ("/progress", probes.progress, None),
         ("/metrics", probes.metrics, PLAIN),
         ("/v1/internal/state", state.state, state.StateBody),
+        ("/v1/internal/requests/{request_id:path}", inspection.inspect_request, RequestDetail),
     ]
     for path, get, told in gets:
         add_get(app, path, get, told)

@@ -8,7 +8,19 @@ from typing import Any
 from fastapi import FastAPI
 
 from tokenspeed.frontend.async_llm import AsyncLLM
-from tokenspeed.server import chat, completions, configuration, embeddings, info, models, probes, state, tokenize
+from tokenspeed.messages.snapshot import RequestDetail
+from tokenspeed.server import (
+    chat,
+    completions,
+    configuration,
+    embeddings,
+    info,
+    inspection,
+    models,
+    probes,
+    state,
+    tokenize,
+)
 from tokenspeed.server.anthropic import routes as anthropic
 from tokenspeed.server.anthropic.answers import MessageBody, TokenCount
 from tokenspeed.server.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -56,7 +68,7 @@ def create_app(
     deadlines go by, in seconds.
     """
     config = llm.config
-    metrics = Metrics(lambda: _reading(llm))
+    metrics = Metrics(lambda: _reading(llm), llm.engine.events.add_seldom)
     llm.observer = metrics
     keys = KeyRing(config.api.api_key_file, clock=clock)
     tracing = make_tracing(config.api.otlp_endpoint, os.environ)
@@ -116,6 +128,7 @@ def _add_routes(app: FastAPI) -> None:
         ("/metrics", probes.metrics, PLAIN),
         ("/v1/internal/state", state.state, state.StateBody),
         ("/v1/internal/state/stream", state.state_stream, EVENTS),
+        ("/v1/internal/requests/{request_id:path}", inspection.inspect_request, RequestDetail),
         ("/v1/internal/configuration", configuration.configuration, configuration.ConfigurationBody),
     ]
     for path, endpoint, answer in gets:
@@ -135,4 +148,6 @@ def _reading(llm: AsyncLLM) -> EngineReading:
         snapshot=engine.snapshot,
         snapshot_age=engine.snapshot_age,
         doubtful_operations=tuple(sorted(doubts)) if isinstance(doubts, dict) else (),
+        restarts=engine.restarts,
+        events=engine.events.counts,
     )

@@ -109,6 +109,7 @@ class ApiMiddleware:
                 kind=RATE_LIMIT,
                 headers={"Retry-After": str(over.retry_after_s)},
             )
+            self._metrics.over_limit(key.name, over.reason, f"{over.message} ({over.knob})")
             await self._refuse(error, scope, receive, send)
             return
         headers = Headers(scope=scope)

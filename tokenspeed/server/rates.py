@@ -40,11 +40,12 @@ class TokenBucket:
 
 @dataclass(frozen=True)
 class OverLimit:
-    """Why a request is refused, and after how many seconds it may come again."""
+    """Why a request is refused, and after how many seconds it may come again; ``knob`` is what an operator can turn."""
 
     reason: str
     message: str
     retry_after_s: int
+    knob: str
 
 
 class Allowances:
@@ -69,11 +70,11 @@ class Allowances:
         running = self._open.get(key.name, 0)
         if most and running >= most:
             text = f"the key {key.name!r} has {running} requests open, and {most} are allowed at a time"
-            return OverLimit("concurrency_limit_exceeded", text, 1)
+            return OverLimit("concurrency_limit_exceeded", text, 1, _knob("api.max_concurrent", "concurrent"))
         bucket = self._bucket(key, now)
         if bucket is not None and (wait := bucket.take(now)) > 0:
             text = f"the key {key.name!r} has used up its {bucket.per_minute} requests a minute"
-            return OverLimit("rate_limit_exceeded", text, math.ceil(wait))
+            return OverLimit("rate_limit_exceeded", text, math.ceil(wait), _knob("api.requests_per_minute", "rpm"))
         self._open[key.name] = running + 1
         return None
 
@@ -104,3 +105,7 @@ class Allowances:
         if bucket is None or bucket.per_minute != per_minute:
             bucket = self._buckets[key.name] = TokenBucket(per_minute, now)
         return bucket
+
+
+def _knob(setting: str, bound: str) -> str:
+    return f"{setting}, or {bound}=N behind the key in the key file"

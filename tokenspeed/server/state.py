@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenspeed.messages import EngineFacts
-from tokenspeed.messages.snapshot import StateSnapshot
+from tokenspeed.messages.snapshot import PhaseSnapshot, StateSnapshot
 from tokenspeed.server.context import ServerContext, context_of, json_response
+from tokenspeed.server.probes import patience_s
 from tokenspeed.server.stream import EventSource, event
 
 SHORTEST_INTERVAL_S = 0.25
@@ -25,6 +26,7 @@ class StateBody(msgspec.Struct, kw_only=True):
     Attributes:
         vendor, devices: what the engine runs on, and on how many.
         phase, detail: where the engine stands, and one line on it.
+        progress: how far it is in that phase, and since when; there before the first snapshot, too.
         error: why it was lost or failed; "" while all is well.
         lost: how many engines ended unasked so far.
         server_time: seconds since the epoch, by this process's clock.
@@ -39,6 +41,7 @@ class StateBody(msgspec.Struct, kw_only=True):
     vendor: str
     devices: int
     phase: str
+    progress: PhaseSnapshot
     ready: bool
     detail: str
     error: str
@@ -51,9 +54,20 @@ class StateBody(msgspec.Struct, kw_only=True):
 
 
 def state_of(context: ServerContext) -> StateBody:
-    """Returns the present state."""
+    """Returns the present state: the engine's last snapshot, with what only this process knows."""
     llm, engine = context.llm, context.llm.engine
     config = llm.config
+    if llm.stalled_for > patience_s(context):
+        engine.stalled(llm.stalled_for, llm.open_choices)
+    snapshot = engine.snapshot
+    if snapshot is not None:
+        snapshot = msgspec.structs.replace(
+            snapshot,
+            events=engine.events.all(),
+            latency=context.metrics.latency.snapshot(),
+            phase=engine.progress,
+            restarts=engine.restarts,
+        )
     return StateBody(
         model=config.served_name,
         recipe=config.recipe,
@@ -62,6 +76,7 @@ def state_of(context: ServerContext) -> StateBody:
         vendor=config.device,
         devices=1,
         phase=engine.phase,
+        progress=engine.progress,
         ready=engine.ready,
         detail=engine.status.detail if engine.status is not None else "",
         error=engine.last_error,
@@ -70,13 +85,15 @@ def state_of(context: ServerContext) -> StateBody:
         server_time=time.time(),
         age_s=engine.snapshot_age,
         facts=engine.facts,
-        snapshot=engine.snapshot,
+        snapshot=snapshot,
     )
 
 
 async def state(request: Request) -> Response:
     """The state once."""
-    return json_response(state_of(context_of(request)))
+    context = context_of(request)
+    await context.llm.look()
+    return json_response(state_of(context))
 
 
 async def state_stream(request: Request) -> Response:
@@ -87,6 +104,7 @@ async def state_stream(request: Request) -> Response:
 async def _events(context: ServerContext) -> AsyncGenerator[bytes, None]:
     engine = context.llm.engine
     while not context.llm.draining:  # a reader must not keep a server from ending
+        await context.llm.look()
         seen = engine.version
         yield event(msgspec.json.encode(state_of(context)))
         await asyncio.sleep(SHORTEST_INTERVAL_S)

@@ -5,8 +5,9 @@ the engine reports is read from its last snapshot when somebody scrapes.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,7 +20,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from tokenspeed.messages.snapshot import CounterSnapshot, StateSnapshot
+from tokenspeed.messages.snapshot import CounterSnapshot, EventKind, StateSnapshot
+from tokenspeed.telemetry.latency import LatencyWindow
 from tokenspeed.telemetry.logs import DROPS
 
 logger = logging.getLogger(__name__)
@@ -79,6 +81,8 @@ METRIC_NAMES = (
     "tokenspeed_open_choices",
     "tokenspeed_engine_ready",
     "tokenspeed_engine_lost_total",
+    "tokenspeed_engine_restarts_total",
+    "tokenspeed_events_total",
     "tokenspeed_log_records_dropped_total",
     "tokenspeed_doubtful_kernels",
     "tokenspeed_snapshot_age_seconds",
@@ -86,8 +90,17 @@ METRIC_NAMES = (
     "tokenspeed_requests_waiting",
     "tokenspeed_requests",
     "tokenspeed_state_transitions_total",
+    "tokenspeed_requests_held",
+    "tokenspeed_engine_paused",
     "tokenspeed_kv_blocks",
     "tokenspeed_kv_block_bytes",
+    "tokenspeed_host_blocks",
+    "tokenspeed_storage_bytes",
+    "tokenspeed_storage_blocks",
+    "tokenspeed_storage_operations",
+    "tokenspeed_headroom_tokens",
+    "tokenspeed_headroom_largest_tokens",
+    "tokenspeed_headroom_requests",
     "tokenspeed_step_seconds",
     *(f"tokenspeed_engine_{name}_total" for name in ENGINE_COUNTERS),
 )
@@ -97,7 +110,8 @@ METRIC_NAMES = (
 class EngineReading:
     """What the API process knows of the engine at one moment; ``snapshot`` is None before the first.
 
-    ``doubtful_operations``: those whose kernel is the reference or was not verified on this platform.
+    ``doubtful_operations``: those whose kernel is the reference or was not verified on this platform. ``events`` counts
+    them by kind.
     """
 
     ready: bool
@@ -106,12 +120,32 @@ class EngineReading:
     snapshot: StateSnapshot | None
     snapshot_age: float | None
     doubtful_operations: tuple[str, ...]
+    restarts: int = 0
+    events: Mapping[EventKind, int] = field(default_factory=dict)
+
+
+Tell = Callable[[str, EventKind, str], None]
+"""Hears what it is about (so that repetitions are known), the kind of the event, and the event in a sentence."""
+
+
+def _to_nobody(about: str, kind: EventKind, text: str) -> None:
+    """Nobody listens."""
+
+
+CUTS = {
+    "buffer": "more of an answer waited than api.stream_buffer_bytes allows: its reader is too slow, and it was cut",
+    "stalled": "a reader took nothing for longer than api.slow_reader_s: its connection was cut",
+}
+"""Why an answer is cut, in words."""
 
 
 class Metrics:
     """The registry of one server, and the observer of its frontend. Times are seconds."""
 
-    def __init__(self, read_engine: Callable[[], EngineReading]) -> None:
+    def __init__(self, read_engine: Callable[[], EngineReading], tell: Tell = _to_nobody) -> None:
+        """``tell`` hears what is worth an event."""
+        self._tell = tell
+        self.latency = LatencyWindow()
         # a second series for each counter, of which nobody makes use
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -173,6 +207,11 @@ class Metrics:
     def stream_cut(self, reason: str) -> None:
         """``reason`` is "stalled" (took nothing for long) or "buffer" (too much waited)."""
         self._cut.labels(reason).inc()
+        self._tell(reason, "slow_reader", CUTS[reason])
+
+    def over_limit(self, key: str, reason: str, text: str) -> None:
+        """A key asked for more than it may; the refusal itself is counted by ``refused``."""
+        self._tell(f"{key} {reason}", "refused", text)
 
     def fields_ignored(self, names: Iterable[str]) -> None:
         """Counts fields that were accepted without effect; the first use of each is also logged."""
@@ -191,6 +230,7 @@ class Metrics:
 
     def first_token(self, waited: float, cached_tokens: int) -> None:
         self._first_token.observe(waited)
+        self.latency.first_token.add(waited)
         self._cached.inc(cached_tokens)
         self._cached_length.observe(cached_tokens)
 
@@ -198,14 +238,17 @@ class Metrics:
         self._generated.inc(count)
         if since_last is not None:
             self._between.observe(since_last / count)
+            self.latency.between.add(since_last / count, count)
 
     def queued(self, seconds: float) -> None:
         self._queue.observe(seconds)
+        self.latency.queue.add(seconds)
 
     def finished(self, reason: str, took: float, tokens: int) -> None:
         self._output_length.observe(tokens)
         self._finished.labels(reason).inc()
         self._whole.observe(took)
+        self.latency.whole.add(took)
 
 
 class _EngineCollector:
@@ -221,6 +264,10 @@ class _EngineCollector:
         lost = CounterMetricFamily("tokenspeed_engine_lost", "Engines that ended unasked")
         lost.add_metric([], reading.lost)
         yield lost
+        restarts = CounterMetricFamily("tokenspeed_engine_restarts", "Engines that were ready after another was lost")
+        restarts.add_metric([], reading.restarts)
+        yield restarts
+        yield _events(reading.events)
         yield _dropped_records()
         doubtful = GaugeMetricFamily(
             "tokenspeed_doubtful_kernels",
@@ -235,6 +282,8 @@ class _EngineCollector:
         yield _gauge("snapshot_age_seconds", "Age of the engine's last snapshot", reading.snapshot_age or 0.0)
         yield from _requests(reading.snapshot)
         yield from _blocks(reading.snapshot)
+        yield from _storage(reading.snapshot)
+        yield from _headroom(reading.snapshot)
         yield _step(reading.snapshot)
         yield from _counters(reading.snapshot.counters)
 
@@ -255,6 +304,8 @@ def _dropped_records() -> Metric:
 def _requests(snapshot: StateSnapshot) -> Iterator[Metric]:
     yield _gauge("requests_running", "Requests that run", snapshot.running)
     yield _gauge("requests_waiting", "Requests that wait", snapshot.waiting)
+    yield _gauge("requests_held", "Of those that wait, whose constraint is being compiled", snapshot.held)
+    yield _gauge("engine_paused", "1 while an operator has paused the engine", float(snapshot.paused))
     states = GaugeMetricFamily("tokenspeed_requests", "Live requests in each state", labels=["state"])
     for state, count in snapshot.states.items():
         if count is not None:
@@ -269,18 +320,46 @@ def _requests(snapshot: StateSnapshot) -> Iterator[Metric]:
 
 
 def _blocks(snapshot: StateSnapshot) -> Iterator[Metric]:
-    blocks = GaugeMetricFamily(
-        "tokenspeed_kv_blocks",
-        "KV blocks of a cache group; held + cached + free = total, pinned are among held and cached",
-        labels=["group", "kind"],
-    )
+    text = "blocks of a cache group; held + cached + free + elsewhere = total, pinned are among held and cached"
     sizes = GaugeMetricFamily("tokenspeed_kv_block_bytes", "Bytes of one KV block of a cache group", labels=["group"])
+    for name, pool, groups in (("kv", "KV", snapshot.groups), ("host", "Host", snapshot.host)):
+        blocks = GaugeMetricFamily(f"tokenspeed_{name}_blocks", f"{pool} {text}", labels=["group", "kind"])
+        for group in groups or ():
+            for kind in ("total", "held", "cached", "free", "pinned", "elsewhere"):
+                blocks.add_metric([group.group_id, kind], getattr(group, kind))
+        if groups is not None:
+            yield blocks
     for group in snapshot.groups:
-        for kind in ("total", "held", "cached", "free", "pinned"):
-            blocks.add_metric([group.group_id, kind], getattr(group, kind))
         sizes.add_metric([group.group_id], group.bytes_per_block)
-    yield blocks
     yield sizes
+
+
+def _storage(snapshot: StateSnapshot) -> Iterator[Metric]:
+    storage = snapshot.storage
+    if storage is None:
+        return
+    size = GaugeMetricFamily("tokenspeed_storage_bytes", "Bytes of the storage tier: used and limit", labels=["kind"])
+    size.add_metric(["used"], storage.bytes)
+    size.add_metric(["limit"], storage.limit_bytes)
+    yield size
+    yield _gauge("storage_blocks", "Blocks in the storage tier", storage.blocks)
+    yield _gauge("storage_operations", "Storage operations that are out", storage.pending)
+
+
+def _headroom(snapshot: StateSnapshot) -> Iterator[Metric]:
+    room = snapshot.headroom
+    if room is None:
+        return
+    yield _gauge("headroom_tokens", "Tokens that free and evictable KV blocks hold", room.tokens)
+    yield _gauge("headroom_largest_tokens", "Prompt and output of the largest request that fits now", room.largest)
+    yield _gauge("headroom_requests", "Requests of the present mean size that fit now", room.requests)
+
+
+def _events(counts: Mapping[EventKind, int]) -> Metric:
+    events = CounterMetricFamily("tokenspeed_events", "Events of the dashboard's log", labels=["kind"])
+    for kind in get_args(EventKind):
+        events.add_metric([kind], counts.get(kind, 0))
+    return events
 
 
 def _step(snapshot: StateSnapshot) -> Metric:
