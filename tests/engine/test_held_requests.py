@@ -1,63 +1,15 @@
 """A request whose constraint is being compiled holds up nobody, and is a request like any other once it is compiled."""
 
-from dataclasses import dataclass, field
-
 import pytest
 from control_plane import ControlPlane, submit
+from hand_compiler import REGEX, HandCompiler, MarkedGrammar
 from token_device import expected_tokens
 
-from tokenspeed.device.handle import Grammar, TokenMatcher
-from tokenspeed.messages import Constraint, ConstraintError, Rule
+from tokenspeed.messages import Constraint, ConstraintError
 
 
 def prompt_of(length: int, salt: int = 0) -> list[int]:
     return [(7 * position + 13 * salt) % 997 for position in range(length)]
-
-
-@dataclass
-class MarkedGrammar(Grammar):
-    """Says what it was compiled from; the token device knows no matchers."""
-
-    constraint: Constraint
-
-    def matcher(self) -> TokenMatcher:
-        raise NotImplementedError
-
-
-@dataclass
-class Waiting:
-    """A compilation that ends when the test says so."""
-
-    constraint: Constraint
-    found: Grammar | ConstraintError | None = None
-    cancelled: bool = False
-
-    def outcome(self) -> Grammar | ConstraintError | None:
-        return self.found
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def end(self) -> None:
-        self.found = MarkedGrammar(self.constraint)
-
-
-@dataclass
-class HandCompiler:
-    """Compiles by hand. A text "busy" is refused at once."""
-
-    begun: list[Waiting] = field(default_factory=list)
-
-    def compile(self, *rules: Rule) -> Waiting:
-        (constraint,) = rules
-        assert isinstance(constraint, Constraint)
-        if constraint.text == "busy":
-            raise ConstraintError("later", "constraint_busy")
-        self.begun.append(Waiting(constraint))
-        return self.begun[-1]
-
-
-REGEX = Constraint(kind="regex", text="a+")
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ class ControlPlane:
         host_parents: int = 0,
         storage: StorageBackend | None = None,
         clock: Callable[[], float] = time.monotonic,
+        telemetry_clock: Callable[[], float] = time.monotonic,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.num_blocks = num_blocks
@@ -77,7 +78,7 @@ class ControlPlane:
             scheduler=self.scheduler,
             handle=self.device,
             channel=self.channel,
-            statistics=EngineStatistics(specs, role="fused"),
+            statistics=EngineStatistics(specs, role="fused", clock=telemetry_clock),
             max_model_len=max_model_len,
             overlap=overlap,
             storage=specs.storage,

@@ -112,8 +112,8 @@ void bind_reports(nb::module_& module) {
     nb::class_<Description>(module, "Description", "All there is to say about one request.")
         .def_ro("alive", &Description::alive)
         .def_ro("row", &Description::row)
-        .def_ro("visits", &Description::visits)
-        .def_ro("visits_omitted", &Description::visits_omitted)
+        .def_prop_ro("visits", [](const Description& self) { return self.timeline.visits; })
+        .def_prop_ro("visits_omitted", [](const Description& self) { return self.timeline.omitted; })
         .def_ro("lines", &Description::lines);
 
     nb::class_<Note>(module, "Note", "Something that happened to a request.")

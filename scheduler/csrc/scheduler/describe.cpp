@@ -31,8 +31,7 @@ Description Scheduler::describe(std::int32_t handle) const {
         Request& request = *found->second;
         Description alive{.alive = true,
                           .row = row_of(request),
-                          .visits = request.visits,
-                          .visits_omitted = request.visits_omitted,
+                          .timeline = request.timeline,
                           .lines = lines(request)};
         alive.row.reason = explain(request).text;
         return alive;
@@ -43,8 +42,7 @@ Description Scheduler::describe(std::int32_t handle) const {
     const auto last = std::find_if(ended_.rbegin(), ended_.rend(), [&](const Ended& one) { return one.row.handle == handle; });
     if (last == ended_.rend()) return ended;
     ended.row = last->row;
-    ended.visits = last->visits;
-    ended.visits_omitted = last->visits_omitted;
+    ended.timeline = last->timeline;
     return ended;
 }
 

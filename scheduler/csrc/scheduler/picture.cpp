@@ -44,7 +44,7 @@ std::int64_t blocks_of(const Request& request) {
 // The smaller, the earlier among the rows.
 std::tuple<Interest, std::int64_t, std::int64_t> place_of(const Request& request) {
     const Interest interest = interest_in(request.life.id());
-    if (interest == Interest::Waits) return {interest, request.visits.back().round, request.age};
+    if (interest == Interest::Waits) return {interest, request.timeline.visits.back().round, request.age};
     return {interest, interest == Interest::Decodes ? -blocks_of(request) : 0, request.age};
 }
 
@@ -72,8 +72,8 @@ RequestRow Scheduler::row_of(const Request& request) const {
     RequestRow row;
     row.handle = request.handle;
     row.state = request.life.id();
-    row.age_rounds = round_ - request.visits.back().round;
-    row.since = request.visits.back().time;
+    row.age_rounds = round_ - request.timeline.visits.back().round;
+    row.since = request.timeline.visits.back().time;
     row.arrived = request.arrived;
     row.priority = request.priority;
     row.prompt_tokens = request.prompt_tokens;

@@ -69,12 +69,26 @@ struct Visit {
     double time = 0;
 };
 
+// The states a request came into: the newest kMaxVisits, the newest last.
+inline constexpr std::size_t kMaxVisits = 128;
+struct Timeline {
+    std::vector<Visit> visits;
+    std::int64_t omitted = 0;
+
+    void add(const Visit& visit) {
+        if (visits.size() == kMaxVisits) {
+            visits.erase(visits.begin());
+            ++omitted;
+        }
+        visits.push_back(visit);
+    }
+};
+
 // All there is to say about one request, alive or among the last that ended.
 struct Description {
     bool alive = false;
     RequestRow row;
-    std::vector<Visit> visits;  // the newest
-    std::int64_t visits_omitted = 0;
+    Timeline timeline;
     std::vector<std::string> lines;
 };
 

@@ -54,8 +54,7 @@ struct Request {
 
     fsm::AnyLifecycle life;
     double arrived = 0;
-    std::vector<Visit> visits;  // states it came into, the newest last; never empty once it is submitted
-    std::int64_t visits_omitted = 0;
+    Timeline timeline;  // never empty once it is submitted
     std::int32_t cached_tokens = 0;
     std::int32_t retractions = 0;
     std::int32_t junction = 0;         // where the chunk that crosses it ends; 0 for none

@@ -66,8 +66,8 @@ void Scheduler::submit(std::int32_t handle, std::span<const std::int32_t> prompt
     request.tokens.assign(prompt.begin(), prompt.end());
     if (config_.prefix_cache) request.root = cache::root_digest(options.name_space);
     request.arrived = time_;
-    request.visits.reserve(8);
-    visit(request, request.life.id());
+    request.timeline.visits.reserve(8);
+    request.timeline.add({request.life.id(), round_, time_});
     request.older = newest_;
     (newest_ == nullptr ? oldest_ : newest_->newer) = &request;
     newest_ = &request;
@@ -89,14 +89,6 @@ void Scheduler::leave(Request& request, StateId state) {
         --retracted_waiting_;
     }
     request.refusal.reset();
-}
-
-void Scheduler::visit(Request& request, StateId state) {
-    if (request.visits.size() == kMaxVisits) {
-        request.visits.erase(request.visits.begin());
-        ++request.visits_omitted;
-    }
-    request.visits.push_back({state, round_, time_});
 }
 
 void Scheduler::enter(Request& request, StateId state) {
@@ -127,7 +119,7 @@ void Scheduler::enter(Request& request, StateId state) {
 // The caller has taken the request out of every list that its state put it in.
 void Scheduler::erase(Request& request) {
     if (ended_.size() == kMaxEnded) ended_.pop_front();
-    ended_.push_back({row_of(request), std::move(request.visits), request.visits_omitted});
+    ended_.push_back({row_of(request), std::move(request.timeline)});
     (request.older == nullptr ? oldest_ : request.older->newer) = request.newer;
     (request.newer == nullptr ? newest_ : request.newer->older) = request.older;
     std::erase(broken_, &request);

@@ -33,8 +33,7 @@ struct SubmitOptions {
 // New prompts that may fail for capacity, or be skipped because nothing changed since they did, before a round stops
 // trying: what bounds a round's work whatever the length of the line.
 inline constexpr int kMaxRefusalsPerRound = 16;
-// Changes of state that are remembered of a request, requests that are remembered after their end, notes that nobody took.
-inline constexpr std::size_t kMaxVisits = 128;
+// Requests that are remembered after their end, and notes that nobody took.
 inline constexpr std::size_t kMaxEnded = 64;
 inline constexpr std::size_t kMaxNotes = 64;
 // Resident prompts that are not complete, beyond which none starts that would have to be cut, too.
@@ -141,8 +140,7 @@ private:
     };
     struct Ended {
         RequestRow row;
-        std::vector<Visit> visits;
-        std::int64_t visits_omitted;
+        Timeline timeline;
     };
 
     // requests.cpp: the life of requests
@@ -151,7 +149,6 @@ private:
     void leave(Request& request, fsm::StateId state);
     void enter(Request& request, fsm::StateId state);
     void erase(Request& request);
-    void visit(Request& request, fsm::StateId state);
     template <typename EventType>
     void end(std::int32_t handle);
     void validate(const std::vector<Event>& events) const;

@@ -17,7 +17,7 @@ void Scheduler::transition(Request& request, EventType event) {
     --counters_.states[fsm::index_of(before)];
     ++counters_.states[fsm::index_of(after)];
     ++counters_.flows[fsm::index_of(before)][fsm::index_of(after)];
-    visit(request, after);
+    request.timeline.add({after, round_, time_});
     leave(request, before);
     if (is_resident(before) && !is_resident(after)) {
         capacity_.forgive(request);

@@ -104,3 +104,102 @@ TEST(rounds_leave_records_in_a_ring) {
     }
     CHECK_EQ(plane.scheduler.decisions(5000).size(), 1024u);
 }
+
+namespace {
+
+bool any_says(const std::vector<std::string>& lines, const std::string& part) {
+    for (const std::string& line : lines) {
+        if (line.find(part) != std::string::npos) return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+TEST(who_is_not_looked_at_says_behind_whom_it_stands_and_why_that_one_waits) {
+    Engine plane({.parents = 30, .seqs = 1});
+    plane.submit(1, prompt(4, 1), {.max_new_tokens = 9});
+    plane.submit(2, prompt(4, 2), {.max_new_tokens = 9});
+    plane.submit(3, prompt(4, 3), {.max_new_tokens = 9});
+    plane.round();
+    const Explanation why = plane.scheduler.explain(3);
+    CHECK_EQ(why.code, "queued");
+    CHECK_EQ(why.other, 2);
+    CHECK_EQ(why.text, "behind request 2 in the line: no row: all 1 are taken (scheduler.max_seqs)");
+    // What it was told stays no longer than it is so.
+    plane.end(2, true);
+    CHECK_EQ(plane.scheduler.explain(3).other, 0);
+    plane.round();
+    CHECK_EQ(plane.scheduler.explain(3).code, "no_row");
+}
+
+TEST(a_waiting_request_names_what_it_needs_what_there_is_and_what_would_free_it) {
+    Engine plane({.parents = 20, .seqs = 4});
+    plane.submit(1, prompt(30, 1), {.max_new_tokens = 20});
+    plane.submit(2, prompt(30, 2), {.max_new_tokens = 20});
+    plane.submit(3, prompt(8, 3), {.max_new_tokens = 8});
+    plane.round();
+    plane.round();
+    const std::vector<std::string> lines = plane.scheduler.describe(2).lines;
+    // 30 tokens are 8 blocks of 4; of 20 output tokens 19 are written: 49 tokens are 13 blocks, 5 more.
+    CHECK(any_says(lines, "place 1 of "));
+    CHECK(any_says(lines, "group full: its first chunk of 30 tokens needs 8 blocks, and beside it 5 blocks must be left for its "
+                          "output (scheduler.headroom 4096)"));
+    const Snapshot counts = plane.scheduler.snapshot();
+    CHECK(any_says(lines, std::to_string(counts.groups[0].free) + " are free and " + std::to_string(counts.groups[0].cached) +
+                              " cached"));
+    CHECK(any_says(lines, "would make room; more blocks (kv.bytes), or a smaller reserve (scheduler.headroom 4096), would let "
+                          "it in"));
+    plane.end(3, true);
+    CHECK(any_says(plane.scheduler.describe(2).lines,
+                   "of group full: the end of request 1 would make room; none gives way to it, for all that run are before it "
+                   "in the line"));
+    // And so it is.
+    plane.end(1, true);
+    plane.round();
+    plane.round();
+    CHECK_EQ(plane.state(2) == "Submitted", false);
+    CHECK(any_says(plane.scheduler.describe(2).lines, "group full: holds "));
+    CHECK(any_says(plane.scheduler.describe(2).lines, "its whole output is promised"));
+}
+
+TEST(a_waiting_request_that_lacks_a_row_only_says_so) {
+    Engine plane({.parents = 30, .seqs = 1});
+    plane.submit(1, prompt(4, 1), {.max_new_tokens = 9});
+    plane.submit(2, prompt(4, 2), {.max_new_tokens = 9});
+    plane.round();
+    CHECK(any_says(plane.scheduler.describe(2).lines,
+                   "there are blocks enough, but no row: it begins when one of the 1 (scheduler.max_seqs) is free"));
+    CHECK_EQ(plane.scheduler.describe(77).alive, false);
+    CHECK(plane.scheduler.describe(77).timeline.visits.empty());
+}
+
+TEST(a_retraction_leaves_a_note_with_both_sides_and_what_becomes_of_it) {
+    for (const int host : {0, 60}) {
+        Engine plane({.parents = 14, .seqs = 6, .host_parents = host});
+        for (int handle = 1; handle <= 6; ++handle) {
+            plane.submit(handle, prompt(9, handle), {.max_new_tokens = 24, .declared = false});
+        }
+        std::vector<Note> notes;
+        bool image = false;
+        while (plane.scheduler.has_work()) {
+            plane.scheduler.set_time(7.5);
+            plane.round();
+            for (Note& note : plane.scheduler.take_notes()) notes.push_back(std::move(note));
+            for (const RequestRow& row : plane.scheduler.requests(10)) {
+                if (row.state != fsm::StateId::Retracted) continue;
+                CHECK(row.host_blocks > 0);
+                image = image || any_says(plane.scheduler.describe(row.handle).lines, "lies in the host pool (kv.host_bytes)");
+            }
+        }
+        CHECK_EQ(static_cast<std::int64_t>(notes.size()), plane.scheduler.snapshot().retractions);
+        CHECK(!notes.empty());
+        CHECK_EQ(notes[0].kind, "retraction");
+        CHECK_EQ(notes[0].time, 7.5);
+        CHECK(notes[0].text.find("which was short by ") != std::string::npos);
+        const std::string fate = host > 0 ? "of its image are copied to the host pool" : "there is no host pool (kv.host_bytes)";
+        CHECK(notes[0].text.find(fate) != std::string::npos);
+        CHECK_EQ(image, host > 0);
+        CHECK(plane.scheduler.take_notes().empty());
+    }
+}
