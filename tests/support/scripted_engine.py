@@ -20,6 +20,8 @@ from tokenspeed.messages import (
     EngineSnapshot,
     EngineStatus,
     Finish,
+    Inspect,
+    Inspected,
     Order,
     OrderDone,
     Phase,
@@ -35,6 +37,7 @@ from tokenspeed.messages.snapshot import (
     CounterSnapshot,
     FlowSnapshot,
     GroupSnapshot,
+    RequestDetail,
     StateSnapshot,
     StepSnapshot,
 )
@@ -173,6 +176,8 @@ class ScriptedEngine:
     Attributes:
         submits, finishes, aborts: everything the frontend said, in order.
         orders: what an operator ordered; answered at once with ``refusal``.
+        watched: for how many seconds somebody said to look, each time; answered at once with ``state`` where there is one.
+        inspects: questions about requests; answered at once out of ``details`` unless ``is_busy``.
         messages: the number of messages it came in.
         round_s: how long a round takes at least.
     """
@@ -183,6 +188,11 @@ class ScriptedEngine:
     aborts: list[int] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
     refusal: str = ""
+    watched: list[float] = field(default_factory=list)
+    state: StateSnapshot | None = None
+    inspects: list[Inspect] = field(default_factory=list)
+    details: dict[str, RequestDetail] = field(default_factory=dict)
+    is_busy: bool = False
     messages: int = 0
     drained: bool = False
     round_s: float = 0.0
@@ -248,8 +258,22 @@ class ScriptedEngine:
                 self.orders.append(order)
                 done = OrderDone(version=PROTOCOL_VERSION, number=order.number, refused=self.refusal)
                 await self._output.send(encode(done))
+            await self._show(message)
             self.drained = self.drained or message.drain
             self._heard.set()
+
+    async def _show(self, message: EngineInput) -> None:
+        if message.watch_s:
+            self.watched.append(message.watch_s)
+            if self.state is not None:
+                await self.send_snapshot(self.state)
+        for inspect in message.inspects:
+            self.inspects.append(inspect)
+            if not self.is_busy:
+                detail = self.details.get(inspect.name)
+                await self._output.send(
+                    encode(Inspected(version=PROTOCOL_VERSION, number=inspect.number, detail=detail))
+                )
 
     async def _rounds(self) -> None:
         while True:
