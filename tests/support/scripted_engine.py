@@ -176,7 +176,7 @@ class ScriptedEngine:
     Attributes:
         submits, finishes, aborts: everything the frontend said, in order.
         orders: what an operator ordered; answered at once with ``refusal``.
-        watched: for how many seconds somebody said to look, each time; answered at once with ``state`` where there is one.
+        watched: for how many seconds somebody said to look, each time; answered at once with ``state``, if any.
         inspects: questions about requests; answered at once out of ``details`` unless ``is_busy``.
         messages: the number of messages it came in.
         round_s: how long a round takes at least.

@@ -341,7 +341,9 @@ class EventLoop:
         if self._outputs:
             self._channel.send(EngineOutput(version=PROTOCOL_VERSION, round=self._round, outputs=self._outputs))
             self._outputs = []
-        for answer in (*self._orders.answers(), *self._telemetry.answers(self._held, self._orders.paused)):
+        answers: list[EngineMessage] = [*self._orders.answers()]
+        answers += self._telemetry.answers(self._held, self._orders.paused)
+        for answer in answers:
             self._channel.send(answer)
         if self._statistics.snapshot_is_due():
             self.publish_snapshot()
