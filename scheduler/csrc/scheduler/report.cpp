@@ -99,6 +99,7 @@ void Scheduler::check_request(const Request& request) const {
         throw std::runtime_error(who + what + " (state " + std::string(fsm::name_of(state)) + ")");
     };
     if (!fsm::states_of(config_.role).contains(state) || state == StateId::Finished) fail("impossible state");
+    if (request.timeline.visits.empty() || request.timeline.visits.back().state != state) fail("its timeline ends elsewhere");
     auto* self = const_cast<Request*>(&request);
     const auto times = std::count(residents_.begin(), residents_.end(), self);
     if (times != (is_resident(state) ? 1 : 0)) fail("wrong in the list of residents");
