@@ -132,6 +132,21 @@ def test_rows_and_maps_are_made_while_somebody_looks() -> None:
     assert row.age_s >= 0 and row.arrived <= state.time
 
 
+def test_ages_count_from_when_a_request_came_and_not_from_before_the_wait() -> None:
+    now = [1000.0]
+    plane = ControlPlane(max_num_seqs=1, wall_clock=lambda: now[0])
+    plane.channel.send_in(submits=[submit(1, prompt_of(9), 100)])
+    rounds(plane, 3)
+    now[0] = 2000.0
+    plane.channel.send_in(submits=[submit(2, prompt_of(9), 20)])
+    rounds(plane, 1)
+    now[0] = 2007.0
+    waiting, running = look(plane).requests
+    assert (waiting.arrived, waiting.age_s) == (2000.0, 7.0)
+    assert (running.arrived, running.age_s) == (1000.0, 1007.0)
+    assert known(plane, "request-2").timeline[0].time == 2000.0
+
+
 def test_a_look_has_its_snapshot_at_once_and_not_more_than_four_a_second() -> None:
     now = [100.0]
     plane = ControlPlane(telemetry_clock=lambda: now[0])

@@ -38,6 +38,7 @@ class ControlPlane:
         storage: StorageBackend | None = None,
         clock: Callable[[], float] = time.monotonic,
         telemetry_clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
         grammars: GrammarCompiler | None = None,
     ) -> None:
         self.num_blocks = num_blocks
@@ -78,7 +79,7 @@ class ControlPlane:
             scheduler=self.scheduler,
             handle=self.device,
             channel=self.channel,
-            statistics=EngineStatistics(specs, role="fused", clock=telemetry_clock),
+            statistics=EngineStatistics(specs, role="fused", clock=telemetry_clock, wall_clock=wall_clock),
             max_model_len=max_model_len,
             overlap=overlap,
             storage=specs.storage,

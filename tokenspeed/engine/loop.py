@@ -133,7 +133,6 @@ class EventLoop:
     def round(self) -> None:
         """One round; waits for input only where there is nothing else to do."""
         events = [*self._receive(), *self._storage_events()]
-        self._telemetry.stamp()
         self._scheduler.advance(events)
         started = planned = self._clock()
         has_rows = False
@@ -158,7 +157,9 @@ class EventLoop:
         if wait_ms == IDLE_WAIT_MS:
             self.publish_snapshot()
         events: list[Event] = []
-        for message in self._channel.receive(wait_ms):
+        messages = self._channel.receive(wait_ms)
+        self._telemetry.stamp()  # after the wait: what came, came now
+        for message in messages:
             for submit in message.submits:
                 if self._draining:
                     self._refuse(submit, "draining", "the engine is shutting down and takes no new work")

@@ -5,6 +5,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from tokenspeed.engine.process import engine_command
 from tokenspeed.engine.supervisor import Supervisor
 from tokenspeed.frontend.async_llm import AsyncLLM
@@ -92,7 +94,12 @@ class Service:
         self._output.close()
 
     def _engine_facts(self) -> tuple[Mapping[str, object], StateSnapshot | None]:
-        return (self._llm.engine.facts, self._llm.engine.snapshot) if self._llm is not None else ({}, None)
+        if self._llm is None:
+            return {}, None
+        engine, snapshot = self._llm.engine, self._llm.engine.snapshot
+        if snapshot is not None:
+            snapshot = msgspec.structs.replace(snapshot, events=engine.events.all())
+        return engine.facts, snapshot
 
     def _bundle_written(self, path: Path) -> None:
         """Tells the probes where the bundle is. Comes from the thread that wrote it, perhaps after the loop's end."""
