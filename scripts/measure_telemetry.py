@@ -5,6 +5,8 @@
 Composes a whole engine of a recipe's smoke profile in this process, has ``running`` requests decode while ``waiting``
 wait for a row, and times a step, what every round pays, and a snapshot as it is sent, encoded: one that only counts,
 and a complete one with 200 rows. Beside it the map of a pool of 100,000 blocks, which only a complete one draws.
+Telemetry is CPU time of the loop's thread, and the step is the shortest one: other work on the machine makes no share
+look smaller than it is.
 """
 
 import argparse
@@ -71,13 +73,23 @@ def submits(count: int) -> list[Submit]:
 
 
 def median_us(call: Callable[[], object], times: int) -> float:
-    """The median time of a call, in microseconds."""
+    """The median CPU time of a call in this thread, in microseconds."""
+    took = []
+    for _ in range(times):
+        started = time.thread_time()
+        call()
+        took.append(time.thread_time() - started)
+    return statistics.median(took) * 1e6
+
+
+def shortest_us(call: Callable[[], object], times: int) -> float:
+    """The shortest time of a call, in microseconds."""
     took = []
     for _ in range(times):
         started = time.perf_counter()
         call()
         took.append(time.perf_counter() - started)
-    return statistics.median(took) * 1e6
+    return min(took) * 1e6
 
 
 def every_round(engine: Engine) -> Callable[[], None]:
@@ -110,7 +122,7 @@ def measure_engine(model: str, running: int, waiting: int) -> dict[str, float]:
             loop.round()
         for _ in range(4):
             loop.round()
-        step = median_us(loop.round, 40)
+        step = shortest_us(loop.round, 100)
         light = median_us(loop.publish_snapshot, 100)
         loop._statistics.watch(3600)
         complete = median_us(loop.publish_snapshot, 100)

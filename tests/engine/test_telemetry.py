@@ -287,15 +287,17 @@ def test_a_blocked_chunk_says_how_far_it_is_and_what_would_free_it() -> None:
 def test_a_retracted_request_says_to_whom_it_gave_way_and_what_it_waits_for() -> None:
     plane = ControlPlane(num_blocks=14, max_num_seqs=6, host_parents=60)
     plane.channel.send_in(submits=[submit(h, prompt_of(9, h), 24, declared=False) for h in range(1, 7)], watch_s=600)
-    seen: list[RequestDetail] = []
-    for _ in range(400):
-        found = [row for row in look(plane).requests if row.state == "Retracted"]
-        seen += [one for row in found if (one := detail(plane, row.request_id)) and one.state == "Retracted"]
-        if len(seen) > 3:
-            break
-    text = "\n".join(line for one in seen for line in one.explain)
-    assert "its image of " in text and "host pool" in text
-    assert max(one.host_blocks for one in seen) > 0
+    told_in: dict[str, set[str]] = {"Retracted": set(), "Restoring": set()}
+    for _ in range(200):
+        for row in look(plane).requests:
+            if row.state in told_in:
+                assert row.host_blocks > 0
+                told_in[row.state].update(plane.scheduler.describe(row.handle).lines)
+    waiting, coming = ("\n".join(told_in[state]) for state in ("Retracted", "Restoring"))
+    assert "its image of " in waiting and "(kv.host_bytes): nothing is computed again" in waiting
+    assert "group full: its image needs " in waiting
+    assert "is on the way from the host pool to the device; it runs when the copy has ended" in coming
+    assert "waits for cache operation " in coming
     events = [event for state in plane.channel.snapshots for event in state.events]
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
     told = [event for event in events if event.kind == "retraction"]
