@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenspeed.device.handle import StorageUsage
 from tokenspeed.device.storage.backend import BlockKey
 from tokenspeed.device.storage.directory import HEADER, STALE_S, DirectoryStorage
 
@@ -206,3 +207,14 @@ def test_threads_and_engines_may_share_it(tmp_path: Path) -> None:
     assert not [path for path in files(tmp_path) if path.suffix == ".part"]
     put(stores[0], 99)
     assert get(stores[1], 99) == block(99)
+
+
+def test_it_says_how_much_it_has_whoever_wrote_it(tmp_path: Path) -> None:
+    storage = store(tmp_path, limit=4 * FILE)
+    put(storage, 1, 2)
+    assert storage.usage() == StorageUsage(blocks=2, bytes=2 * FILE, limit_bytes=4 * FILE)
+    put(store(tmp_path, OTHER, limit=4 * FILE), 3)
+    assert store(tmp_path, limit=4 * FILE).usage().blocks == 3
+    put(storage, 4, 5, 6)  # beyond the limit it is counted and cut back
+    usage = storage.usage()
+    assert usage.blocks == len(files(tmp_path)) and usage.bytes == usage.blocks * FILE <= usage.limit_bytes

@@ -335,6 +335,7 @@ class EventLoop:
         logger.error("a forward raised (%d in a row)", self._failed_in_a_row, exc_info=error)
         self._telemetry.events.add("failed_step", f"a step of the model failed: {error.__cause__ or error}")
         if self._failed_in_a_row >= MAX_FAILED_STEPS:
+            self.publish_snapshot()  # the last: what happened is known after the end
             raise EngineFailure(f"{MAX_FAILED_STEPS} steps in a row failed, the last with: {error.__cause__ or error}")
 
     def _publish(self) -> None:

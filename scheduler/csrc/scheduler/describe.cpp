@@ -32,7 +32,7 @@ Description Scheduler::describe(std::int32_t handle) const {
         Description alive{.alive = true,
                           .row = row_of(request),
                           .timeline = request.timeline,
-                          .lines = lines(request)};
+                          .lines = sentences_about(request)};
         alive.row.reason = explain(request).text;
         return alive;
     }
@@ -46,7 +46,7 @@ Description Scheduler::describe(std::int32_t handle) const {
     return ended;
 }
 
-std::vector<std::string> Scheduler::lines(Request& request) const {
+std::vector<std::string> Scheduler::sentences_about(Request& request) const {
     std::vector<std::string> lines;
     const std::string why = explain(request).text;
     lines.push_back(why.empty() ? "it runs" : why);
@@ -123,8 +123,10 @@ void Scheduler::describe_needs(const Request& request, const Demand& demand, con
                                std::vector<std::string>& lines) const {
     const bool alone = resident_count_ == 0;
     const cache::Tier& device = capacity_.device();
+    bool reserves = false;
     for (std::size_t group = 0; group < capacity_.num_groups(); ++group) {
         const GroupDemand& its = demand.groups[group];
+        reserves = reserves || (its.reserve > 0 && !alone);
         const int index = static_cast<int>(group);
         std::string text = "group " + config_.groups[group].group_id + ": " + what + " needs " + counted(its.fresh, "block");
         if (its.reserve > 0 && !alone) {
@@ -133,13 +135,14 @@ void Scheduler::describe_needs(const Request& request, const Demand& demand, con
         }
         text += "; " + std::to_string(device.free(index)) + " are free and " + std::to_string(device.cached(index)) +
                 " cached, which can be evicted";
+        if (capacity_.num_groups() > 1) text += " (what is empty is every group's, until one takes it)";
         if (capacity_.reserved()[group] > 0 && !alone) {
             text += "; " + std::to_string(capacity_.reserved()[group]) + " of both are promised to those that run";
         }
         lines.push_back(text);
     }
     if (const std::optional<Shortfall> shortfall = capacity_.short_for(demand, alone)) {
-        lines.push_back(what_frees(request, *shortfall));
+        lines.push_back(what_frees(request, *shortfall, reserves));
     } else if (capacity_.rows().free() == 0) {
         lines.push_back("there are blocks enough, but no row: it begins when one of the " +
                         std::to_string(config_.max_num_seqs) + " (" + kSequencesKnob + ") is free");
@@ -148,8 +151,8 @@ void Scheduler::describe_needs(const Request& request, const Demand& demand, con
     }
 }
 
-// The fewest of those that run whose end would make enough room.
-std::string Scheduler::what_frees(const Request& request, const Shortfall& shortfall) const {
+// The fewest of those that run whose end would make enough room, and the knobs; `reserves`: part of it is a reserve.
+std::string Scheduler::what_frees(const Request& request, const Shortfall& shortfall, bool reserves) const {
     std::vector<std::pair<std::int64_t, const Request*>> holders;
     bool gives_way = false;
     for (const Request* resident : residents_) {
@@ -177,9 +180,14 @@ std::string Scheduler::what_frees(const Request& request, const Shortfall& short
         text += missing <= 0 ? ": the end of " + named(ends) + " would make room"
                              : ": not even the end of " + named(ends) + ", all that run, is sure to make room";
     }
-    if (!ends.empty() && !gives_way) text += "; none gives way to it, for all that run are before it in the line";
-    return text + "; more blocks (" + kPoolKnob + "), or a smaller reserve (" + kHeadroomKnob + " " +
-           std::to_string(config_.headroom_tokens) + "), would let it in";
+    if (request.life.is<StateId::Retracted>()) {
+        text += "; nobody gives way to one that comes back";
+    } else if (!ends.empty() && !gives_way) {
+        text += "; none gives way to it, for all that run are before it in the line";
+    }
+    text += "; more blocks (" + kPoolKnob + ")";
+    if (reserves) text += ", or a smaller reserve (" + kHeadroomKnob + " " + std::to_string(config_.headroom_tokens) + "),";
+    return text + " would help";
 }
 
 void Scheduler::describe_resident(const Request& request, std::vector<std::string>& lines) const {
@@ -205,7 +213,7 @@ void Scheduler::describe_resident(const Request& request, std::vector<std::strin
         const Shortfall shortfall{.group = request.short_group,
                                   .blocks = request.figure,
                                   .weight = request.figure * capacity_.device().weight(static_cast<int>(request.short_group))};
-        lines.push_back(what_frees(request, shortfall));
+        lines.push_back(what_frees(request, shortfall, false));
     } else if (request.prepaid && is_resident(request.life.id())) {
         lines.push_back("its whole output is promised, so it gives way only where nothing else can run");
     }

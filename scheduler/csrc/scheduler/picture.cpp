@@ -126,7 +126,7 @@ PoolMaps Scheduler::maps(int cells) const {
     return maps;
 }
 
-std::int64_t Scheduler::typical_tokens() const {
+std::int64_t Scheduler::mean_tokens() const {
     if (requests_.empty()) return std::min(kTypicalTokens, bound_);
     std::int64_t tokens = 0;
     for (const Request* request = oldest_; request != nullptr; request = request->newer) tokens += request->known_tokens();
@@ -154,9 +154,9 @@ std::int64_t Scheduler::largest_now() const {
     return fit > 1 ? fit : 0;
 }
 
-Headroom Scheduler::headroom(std::int64_t typical_tokens_or_0) const {
+Headroom Scheduler::headroom(std::int64_t typical_tokens) const {
     Headroom headroom;
-    const std::int64_t typical = typical_tokens_or_0 > 0 ? typical_tokens_or_0 : typical_tokens();
+    const std::int64_t typical = typical_tokens > 0 ? typical_tokens : mean_tokens();
     headroom.typical_tokens = std::clamp<std::int64_t>(typical, std::min<std::int64_t>(2, bound_), bound_);
     headroom.largest = largest_now();
     std::int64_t fit = 0, above = capacity_.rows().free() + 1;

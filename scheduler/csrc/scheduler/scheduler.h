@@ -241,18 +241,18 @@ private:
                          std::int64_t saved);
     RequestRow row_of(const Request& request) const;
     std::vector<std::vector<cache::BlockId>> pinned_blocks() const;
-    std::int64_t typical_tokens() const;
+    std::int64_t mean_tokens() const;
     std::int64_t largest_now() const;
     bool fits_now(std::int64_t tokens, std::int64_t copies) const;
     const Request* line_stop_before(const Request& request) const;
-    std::vector<std::string> lines(Request& request) const;
+    std::vector<std::string> sentences_about(Request& request) const;
     std::string place_in_line(const Request& request) const;
     void describe_waiting(Request& request, std::vector<std::string>& lines) const;
     void describe_way_back(Request& request, std::vector<std::string>& lines) const;
     void describe_resident(const Request& request, std::vector<std::string>& lines) const;
     void describe_needs(const Request& request, const Demand& demand, const std::string& what,
                         std::vector<std::string>& lines) const;
-    std::string what_frees(const Request& request, const Shortfall& shortfall) const;
+    std::string what_frees(const Request& request, const Shortfall& shortfall, bool reserves) const;
     bool pinned_by_others(const Request& request) const;
     void check_request(const Request& request) const;
     void check_books() const;

@@ -148,8 +148,7 @@ TEST(a_waiting_request_names_what_it_needs_what_there_is_and_what_would_free_it)
     const Snapshot counts = plane.scheduler.snapshot();
     CHECK(any_says(lines, std::to_string(counts.groups[0].free) + " are free and " + std::to_string(counts.groups[0].cached) +
                               " cached"));
-    CHECK(any_says(lines, "would make room; more blocks (kv.bytes), or a smaller reserve (scheduler.headroom 4096), would let "
-                          "it in"));
+    CHECK(any_says(lines, "would make room; more blocks (kv.bytes), or a smaller reserve (scheduler.headroom 4096), would help"));
     plane.end(3, true);
     CHECK(any_says(plane.scheduler.describe(2).lines,
                    "of group full: the end of request 1 would make room; none gives way to it, for all that run are before it "
