@@ -27,6 +27,7 @@ TESTS = (
     "tiers",
     "peers",
     "explain",
+    "picture",
     "images",
     "late_reports",
     "random_rounds",
