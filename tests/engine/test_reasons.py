@@ -31,7 +31,7 @@ def test_a_constraint_that_is_compiled_is_the_reason() -> None:
     assert (state.running, state.waiting, state.held, state.groups[0].held) == (0, 6, 6, 0)
     assert [(row.state, row.handle) for row in state.requests] == [(HELD, handle) for handle in range(1, 7)]
     found = known(plane, "request-2")
-    says(found, "its constraint is being compiled", "api.structured_output")
+    says(found, "what its answer has to keep to is being compiled", "api.structured_output")
     assert (found.prompt_tokens, found.timeline[0].state) == (5, HELD)
     assert known(plane, "3").request_id == "request-3"
 

@@ -13,8 +13,8 @@ from tokenspeed_scheduler import Description, RequestRow, Scheduler
 
 PAUSED = "an operator has paused the engine: no step is planned until POST /continue_generation (admin port)"
 COMPILING = (
-    "its constraint is being compiled (response_format or tools): the scheduler gets it after that; "
-    "api.structured_output: none refuses such requests"
+    "what its answer has to keep to is being compiled (response_format, tools, bad_words, thinking_token_budget): the "
+    "scheduler gets it after that; api.structured_output: none refuses the first two"
 )
 
 
@@ -47,7 +47,7 @@ def row_snapshot(row: RequestRow, live: LiveRequest | None, now: float, paused: 
 
 
 def held_snapshot(held: HeldRequest, now: float) -> RequestSnapshot:
-    """Returns the row of a request whose constraint is being compiled."""
+    """Returns the row of a request whose rules are being compiled."""
     submit = held.submit
     return RequestSnapshot(
         handle=submit.handle,

@@ -25,7 +25,7 @@ STATES = (
 """The twelve states of a request in the order of the transition table (a test pins it to the scheduler's own)."""
 
 HELD = "Held"
-"""The state of a request that the scheduler does not have yet, because its constraint is being compiled."""
+"""The state of a request that the scheduler does not have yet, because its rules are being compiled."""
 
 
 SNAPSHOT_VERSION = 2
@@ -276,7 +276,7 @@ class StateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         complete: whether the rows and the maps are here; nobody looked where they are not.
         requests: at most 200 rows by interest: those that wait (the longest waiting first), then those in prefill, then
             those that decode by the blocks they hold; ``requests_omitted`` counts the rest.
-        held: of ``waiting``, requests whose constraint is being compiled.
+        held: of ``waiting``, requests whose rules (constraint, bad words, budget of reasoning) are being compiled.
         paused: whether an operator has stopped the planning of steps.
         last_progress: seconds since the epoch when a step last landed.
         has_work: whether any request is alive.
