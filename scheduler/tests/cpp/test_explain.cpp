@@ -202,3 +202,27 @@ TEST(a_retraction_leaves_a_note_with_both_sides_and_what_becomes_of_it) {
         CHECK(plane.scheduler.take_notes().empty());
     }
 }
+
+TEST(what_waits_for_a_copy_or_for_the_storage_says_so) {
+    Engine stored({.parents = 20, .host_parents = 40, .storage = true});
+    stored.submit(1, prompt(9, 1), {.max_new_tokens = 2});
+    (void)stored.scheduler.plan();
+    CHECK_EQ(stored.state(1), "Prefetching");
+    CHECK(any_says(stored.scheduler.describe(1).lines, "after 100 ms it is computed without, whatever the storage does"));
+
+    Engine plane({.parents = 14, .seqs = 6, .overlap = 1, .host_parents = 60});
+    for (int handle = 1; handle <= 6; ++handle) {
+        plane.submit(handle, prompt(9, handle), {.max_new_tokens = 24, .declared = false});
+    }
+    bool going = false, coming = false, alone = false;
+    while (plane.scheduler.has_work()) {
+        plane.round();
+        for (const RequestRow& row : plane.scheduler.requests(10)) {
+            const std::vector<std::string> lines = plane.scheduler.describe(row.handle).lines;
+            going = going || any_says(lines, "is on the way to the host pool; it can come back when the copy has ended");
+            coming = coming || any_says(lines, "is on the way from the host pool to the device");
+            alone = alone || any_says(lines, "nobody gives way to one that comes back");
+        }
+    }
+    CHECK(going && coming && alone);
+}
