@@ -46,6 +46,10 @@ class Counted:
         """Tells the source."""
         self._source.watch_configuration(wanted)
 
+    def watch_request(self, request: str | None) -> None:
+        """Tells the source."""
+        self._source.watch_request(request)
+
 
 async def draw(source: Source, url: str, *, looks: int, replaying: bool, size: tuple[int, int], keys: list[str]) -> str:
     """Presses ``keys``, lets the dashboard look ``looks`` times and returns the screen as SVG.

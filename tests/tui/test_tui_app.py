@@ -35,6 +35,9 @@ class HandFed:
     def watch_configuration(self, wanted: bool) -> None:
         self.watched = wanted
 
+    def watch_request(self, request: str | None) -> None:
+        self.request = request
+
 
 @pytest.fixture
 def source() -> HandFed:

@@ -6,9 +6,10 @@ import socket
 import pytest
 
 from tokenspeed_tui.client import STATE_PATH, HttpSource, normalised_url
+from tokenspeed_tui.observation import Observation
 
 
-def first_look(source: HttpSource):
+def first_look(source: HttpSource) -> Observation:
     async def look():
         async for observation in source.observations():
             return observation
@@ -70,3 +71,35 @@ def test_urls_as_people_type_them():
     for wrong in ("ftp://host", "http://", "http://host:port"):
         with pytest.raises(ValueError, match=r"give (one|a URL) like"):
             normalised_url(wrong)
+
+
+def detail_look(server, request: str) -> Observation:
+    source = HttpSource(server.url)
+    source.watch_request(request)
+    return first_look(source)
+
+
+def test_the_detail_of_a_watched_request_comes_along(story, tiny_server):
+    tiny_server.answers[STATE_PATH] = (200, story.state(story.snapshot()))
+    tiny_server.answers["/v1/internal/requests/a%2Fb"] = (200, {"handle": 3})
+    observation = detail_look(tiny_server, "a/b")
+    assert (observation.detail, observation.detail_error) == ({"handle": 3}, "")
+    assert first_look(HttpSource(tiny_server.url)).detail is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((404, {}), "the server knows nothing more of it"),
+        ((500, {}), "gave status 500"),
+        ((200, b"<html>"), "gave status 200 and no JSON"),
+        ((200, [1]), "gave status 200 and JSON that is no object"),
+    ],
+)
+def test_a_detail_that_does_not_come_says_why(story, tiny_server, answer, words):
+    tiny_server.answers[STATE_PATH] = (200, story.state(story.snapshot()))
+    tiny_server.answers["/v1/internal/requests/3"] = answer
+    observation = detail_look(tiny_server, "3")
+    assert observation.detail is None
+    assert words in observation.detail_error
+    assert observation.state is not None

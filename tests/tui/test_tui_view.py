@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenspeed.telemetry import snapshot as wire
-from tokenspeed_tui import view
+from tokenspeed_tui import detail, view
 from tokenspeed_tui.controls import Controls
 from tokenspeed_tui.observation import Observation
 from tokenspeed_tui.picture import Picture, advance
@@ -22,6 +22,15 @@ from tokenspeed_tui.render import render_screen
         (view.StepView, wire.StepSnapshot),
         (view.CounterView, wire.CounterSnapshot),
         (view.SnapshotView, wire.StateSnapshot),
+        (view.StorageView, wire.StorageSnapshot),
+        (view.HeadroomView, wire.HeadroomSnapshot),
+        (view.EventView, wire.EventSnapshot),
+        (view.QuantileView, wire.QuantileSnapshot),
+        (view.LatencyView, wire.LatencySnapshot),
+        (view.AcceptanceView, wire.AcceptanceSnapshot),
+        (view.PhaseView, wire.PhaseSnapshot),
+        (detail.DetailView, wire.RequestDetail),
+        (detail.EntryView, wire.TimelineEntry),
     ],
 )
 def test_the_views_mirror_the_snapshot_types(mirror, original):
@@ -31,7 +40,7 @@ def test_the_views_mirror_the_snapshot_types(mirror, original):
 def test_what_is_read_of_the_server_is_what_it_writes():
     from tokenspeed.server.state import StateBody
 
-    assert set(view.ServerView.__struct_fields__) - {"max_model_len"} <= set(StateBody.__struct_fields__)
+    assert set(view.ServerView.__struct_fields__) - {"max_model_len", "kernels"} <= set(StateBody.__struct_fields__)
 
 
 def plain(structs) -> list[dict]:

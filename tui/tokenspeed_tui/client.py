@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 STATE_PATH = "/v1/internal/state"
 CONFIGURATION_PATH = "/v1/internal/configuration"
+REQUESTS_PATH = "/v1/internal/requests/"
 ANSWER_TIMEOUT_S = 2.0
 CONFIGURATION_INTERVAL_S = 5.0
 """How often a watched configuration is asked for without any sign that it changed."""
@@ -56,6 +58,7 @@ class HttpSource:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._clock = clock
         self._watched = False
+        self._request: str | None = None
         self._asked: tuple[float, Start] | None = None
         self._brought: dict[str, Any] | None = None
 
@@ -64,6 +67,10 @@ class HttpSource:
         if wanted and not self._watched:
             self._asked = None
         self._watched = wanted
+
+    def watch_request(self, request: str | None) -> None:
+        """Whether looks ask for the detail of this request, each time."""
+        self._request = request
 
     async def observations(self) -> AsyncIterator[Observation]:
         """Looks at the server each time an observation is asked for, for ever."""
@@ -84,6 +91,7 @@ class HttpSource:
         )
         body, error = _state_of(state, self._url)
         configuration, configuration_error = await self._configuration(client, body)
+        detail, detail_error = await self._detail(client, body)
         return Observation(
             version=RECORDING_VERSION,
             time=time.time(),
@@ -95,7 +103,20 @@ class HttpSource:
             error=error,
             configuration=configuration,
             configuration_error=configuration_error,
+            detail=detail,
+            detail_error=detail_error,
         )
+
+    async def _detail(
+        self, client: "httpx.AsyncClient", state: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any] | None, str]:
+        """The detail of the watched request, or why there is none."""
+        if self._request is None or state is None:
+            return None, ""
+        answer = await _get(client, REQUESTS_PATH + quote(self._request, safe=""))
+        if isinstance(answer, str):
+            return None, f"no detail came: {answer}"
+        return _detail_of(answer)
 
     async def _configuration(
         self, client: "httpx.AsyncClient", state: Mapping[str, Any] | None
@@ -187,7 +208,21 @@ def _configuration_of(answer: "httpx.Response") -> tuple[dict[str, Any] | None, 
             f"this server is older than the dashboard and does not tell its configuration (GET {CONFIGURATION_PATH} "
             "gave status 404); `tokenspeed recipe explain` prints what a start takes"
         )
-    asked = f"no configuration came: GET {CONFIGURATION_PATH} gave status {answer.status_code}"
+    return _object_of(answer, f"no configuration came: GET {CONFIGURATION_PATH} gave status {answer.status_code}")
+
+
+def _detail_of(answer: "httpx.Response") -> tuple[dict[str, Any] | None, str]:
+    """The detail in the answer, or why there is none."""
+    if answer.status_code == 404:
+        return None, (
+            "the server knows nothing more of it: it ended a while ago, or the server is older than the dashboard "
+            f"(GET {REQUESTS_PATH}… gave status 404)"
+        )
+    return _object_of(answer, f"no detail came: GET {REQUESTS_PATH}… gave status {answer.status_code}")
+
+
+def _object_of(answer: "httpx.Response", asked: str) -> tuple[dict[str, Any] | None, str]:
+    """The JSON object of an answer with status 200; else what was asked and what came instead."""
     if answer.status_code != 200:
         return None, asked
     try:

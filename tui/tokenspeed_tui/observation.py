@@ -34,6 +34,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         configuration: the body of ``GET /v1/internal/configuration`` as it came, where it was asked for and is not
             what it was the last time; None where there is nothing new.
         configuration_error: why the server gave none when it was asked; one line.
+        detail: the body of ``GET /v1/internal/requests/{id}`` of the request that is watched; None where none is.
+        detail_error: why the server gave none; one line.
     """
 
     version: int
@@ -46,6 +48,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error: str = ""
     configuration: dict[str, Any] | None = None
     configuration_error: str = ""
+    detail: dict[str, Any] | None = None
+    detail_error: str = ""
 
 
 class Source(Protocol):
@@ -57,3 +61,7 @@ class Source(Protocol):
 
     def watch_configuration(self, wanted: bool) -> None:
         """Whether the observations from now on bring the configuration too; a recording brings what it has."""
+
+    def watch_request(self, request: str | None) -> None:
+        """Whether the observations from now on bring the detail of this request (its id, or its handle in digits);
+        a recording brings what it has."""

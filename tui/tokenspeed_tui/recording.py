@@ -50,6 +50,9 @@ class ReplaySource:
     def watch_configuration(self, wanted: bool) -> None:
         """Changes nothing: what was recorded is what there is."""
 
+    def watch_request(self, request: str | None) -> None:
+        """Changes nothing either."""
+
 
 def read_recording(path: Path) -> tuple[Observation, ...]:
     """Reads a whole recording; raises RecordingError where it cannot be read, is empty or of another version."""

@@ -26,6 +26,70 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     cached: int | None = None
     free: int | None = None
     pinned: int | None = None
+    elsewhere: int | None = None
+    map: str = ""
+
+
+class StorageView(msgspec.Struct, frozen=True, kw_only=True):
+    """The tier on disk, see StorageSnapshot."""
+
+    blocks: int | None = None
+    bytes: int | None = None
+    limit_bytes: int | None = None
+    pending: int | None = None
+
+
+class HeadroomView(msgspec.Struct, frozen=True, kw_only=True):
+    """What could be admitted now, by the scheduler's own rule, see HeadroomSnapshot."""
+
+    tokens: int | None = None
+    largest: int | None = None
+    requests: int | None = None
+    typical_tokens: int | None = None
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened, see EventSnapshot; ``kind`` may be one that this dashboard does not know."""
+
+    sequence: int | None = None
+    time: float | None = None
+    kind: str | None = None
+    request_id: str | None = None
+    text: str | None = None
+
+
+class QuantileView(msgspec.Struct, frozen=True, kw_only=True):
+    """Quantiles of one measure, see QuantileSnapshot."""
+
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+
+
+class LatencyView(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients saw in the last 60 s, in milliseconds, see LatencySnapshot."""
+
+    requests: int | None = None
+    ttft_ms: QuantileView | None = None
+    inter_token_ms: QuantileView | None = None
+    end_to_end_ms: QuantileView | None = None
+    queue_ms: QuantileView | None = None
+
+
+class AcceptanceView(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that a step of speculative decoding accepts, see AcceptanceSnapshot."""
+
+    mean: float | None = None
+    golden: float | None = None
+
+
+class PhaseView(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the start of the engine is, see PhaseSnapshot."""
+
+    name: str | None = None
+    done: int | None = None
+    total: int | None = None
+    since: float | None = None
 
 
 class FlowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +115,11 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int | None = None
     retractions: int | None = None
     reason: str | None = None
+    age_s: float | None = None
+    arrived: float | None = None
+    host_blocks: int | None = None
+    output_limit: int | None = None
+    deadline: float | None = None
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +177,17 @@ class SnapshotView(msgspec.Struct, frozen=True, kw_only=True):
     requests_omitted: int | None = None
     host: tuple[GroupView, ...] | None = None
     pending_operations: int | None = None
+    version: int | None = None
+    complete: bool | None = None
+    held: int | None = None
+    paused: bool | None = None
+    storage: StorageView | None = None
+    headroom: HeadroomView | None = None
+    events: tuple[EventView, ...] = ()
+    latency: LatencyView | None = None
+    acceptance: AcceptanceView | None = None
+    phase: PhaseView | None = None
+    restarts: int | None = None
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +200,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
         vendor, devices: what it runs on, and on how many.
         lost: how many engine processes were lost so far.
         max_model_len: the most tokens of one request, from the engine's facts.
+        kernels: operation to the kernel that was chosen for it, from the engine's facts.
         age_s: how old the snapshot was when the server answered, by the server's clock.
         server_time: that clock, seconds since the epoch.
     """
@@ -136,6 +217,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     devices: int | None = None
     lost: int | None = None
     max_model_len: int | None = None
+    kernels: dict[str, str] = {}
     age_s: float | None = None
     server_time: float | None = None
 
@@ -173,15 +255,15 @@ def read_configuration(raw: Mapping[str, Any]) -> ConfigurationView:
     memory = raw.get("memory")
     terms = memory if isinstance(memory, Mapping) else {}
     return msgspec.structs.replace(
-        _lenient(ConfigurationView, raw),
-        keys=tuple(_key(item) for item in _items(raw.get("keys")) if isinstance(item, Mapping)),
+        lenient(ConfigurationView, raw),
+        keys=tuple(_key(item) for item in items_of(raw.get("keys")) if isinstance(item, Mapping)),
         predicted=_terms(terms.get("predicted")),
         observed=_terms(terms.get("observed")),
     )
 
 
 def _key(raw: Mapping[str, Any]) -> KeyView:
-    return msgspec.structs.replace(_lenient(KeyView, raw), value=_written(raw.get("value")))
+    return msgspec.structs.replace(lenient(KeyView, raw), value=_written(raw.get("value")))
 
 
 def _written(value: object) -> str | None:
@@ -198,14 +280,21 @@ def _terms(raw: object) -> dict[str, int]:
     return {clean(str(name)): size for name, size in items if _count(size) is not None}
 
 
+def _words(raw: object) -> dict[str, str]:
+    items = raw.items() if isinstance(raw, Mapping) else ()
+    return {clean(str(name)): clean(value) for name, value in items if isinstance(value, str)}
+
+
 def read_server(raw: Mapping[str, Any]) -> ServerView:
     """Reads the body of ``GET /v1/internal/state``; never raises."""
-    server = _lenient(ServerView, raw)
-    snapshot, facts = raw.get("snapshot"), raw.get("facts")
+    server = lenient(ServerView, raw)
+    snapshot, told = raw.get("snapshot"), raw.get("facts")
+    facts = told if isinstance(told, Mapping) else {}
     return msgspec.structs.replace(
         server,
         snapshot=_snapshot(snapshot) if isinstance(snapshot, Mapping) else None,
-        max_model_len=_count(facts.get("max_model_len")) if isinstance(facts, Mapping) else None,
+        max_model_len=_count(facts.get("max_model_len")),
+        kernels=_words(facts.get("kernels")),
     )
 
 
@@ -213,18 +302,37 @@ def _snapshot(raw: Mapping[str, Any]) -> SnapshotView:
     states = raw.get("states")
     counts = states if isinstance(states, Mapping) else {}
     return msgspec.structs.replace(
-        _lenient(SnapshotView, raw),
+        lenient(SnapshotView, raw),
         states={name: _count(counts.get(name)) for name in STATES},
-        groups=tuple(_lenient(GroupView, item) for item in _items(raw.get("groups"))),
-        flows=tuple(_flow(item) for item in _items(raw.get("flows"))),
-        counters=_lenient(CounterView, raw.get("counters")),
-        step=_lenient(StepView, raw.get("step")),
-        requests=tuple(_lenient(RequestView, item) for item in _items(raw.get("requests"))),
-        host=tuple(_lenient(GroupView, item) for item in raw["host"]) if isinstance(raw.get("host"), list) else None,
+        groups=tuple(lenient(GroupView, item) for item in items_of(raw.get("groups"))),
+        flows=tuple(_flow(item) for item in items_of(raw.get("flows"))),
+        counters=lenient(CounterView, raw.get("counters")),
+        step=lenient(StepView, raw.get("step")),
+        requests=tuple(lenient(RequestView, item) for item in items_of(raw.get("requests"))),
+        host=tuple(lenient(GroupView, item) for item in raw["host"]) if isinstance(raw.get("host"), list) else None,
+        storage=_part(StorageView, raw.get("storage")),
+        headroom=_part(HeadroomView, raw.get("headroom")),
+        events=tuple(lenient(EventView, item) for item in items_of(raw.get("events"))),
+        latency=_latency(raw.get("latency")),
+        acceptance=_part(AcceptanceView, raw.get("acceptance")),
+        phase=_part(PhaseView, raw.get("phase")),
     )
 
 
-def _lenient(kind: type[_View], raw: object) -> _View:
+def _latency(raw: object) -> LatencyView | None:
+    if not isinstance(raw, Mapping):
+        return None
+    measures = ("ttft_ms", "inter_token_ms", "end_to_end_ms", "queue_ms")
+    quantiles = {name: _part(QuantileView, raw.get(name)) for name in measures}
+    return msgspec.structs.replace(lenient(LatencyView, raw), **quantiles)
+
+
+def _part(kind: type[_View], raw: object) -> _View | None:
+    """A part that a server may leave out: None where it is not there."""
+    return lenient(kind, raw) if isinstance(raw, Mapping) else None
+
+
+def lenient(kind: type[_View], raw: object) -> _View:
     """The plain fields of a struct; nested ones keep their default and are read by their own functions."""
     if not isinstance(raw, Mapping):
         return kind()
@@ -246,7 +354,8 @@ def clean(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def _items(raw: object) -> list[object]:
+def items_of(raw: object) -> list[object]:
+    """The items of a list; none of anything else."""
     return raw if isinstance(raw, list) else []
 
 
@@ -257,5 +366,5 @@ def _count(raw: object) -> int | None:
 def _flow(raw: object) -> FlowView:
     """A flow is an array on the wire; an object with the same names is read too."""
     if isinstance(raw, list) and len(raw) == 3:
-        return _lenient(FlowView, dict(zip(("source", "target", "count"), raw, strict=True)))
-    return _lenient(FlowView, raw)
+        return lenient(FlowView, dict(zip(("source", "target", "count"), raw, strict=True)))
+    return lenient(FlowView, raw)
