@@ -7,12 +7,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tokenspeed.telemetry.api_keys import ApiKeyError, read_key_file
+from tokenspeed.telemetry.api_keys import ApiKey, ApiKeyError, read_key_file
 from tokenspeed_tui.controls import DEFAULT_INTERVAL, Controls
 from tokenspeed_tui.observation import Source
 from tokenspeed_tui.recording import Recorder, RecordingError, ReplaySource, read_recording
+
+if TYPE_CHECKING:
+    from tokenspeed_tui.admin import Administration
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 EXIT_NO_SERVER = 1
@@ -57,6 +60,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--api-key-file", type=Path, metavar="FILE", help="send the first key in FILE as a bearer token"
     )
+    parser.add_argument("--theme", choices=("dark", "light"), default="dark", help="colours (default: %(default)s)")
+    parser.add_argument(
+        "--allow-admin",
+        action="store_true",
+        help="bind keys that abort a request, flush the cache and pause the engine; each asks first",
+    )
+    parser.add_argument(
+        "--admin-url", metavar="URL", help="where --allow-admin finds the administration (the server's --admin-port)"
+    )
     return parser
 
 
@@ -68,6 +80,12 @@ def run(argv: Sequence[str] | None) -> int:
         parser.error("--json belongs to --once: the live screen cannot be printed as JSON")
     if arguments.replay and arguments.record:
         parser.error("--record and --replay exclude each other: a replay is a recording already")
+    if arguments.allow_admin and (arguments.replay or arguments.once):
+        parser.error("--allow-admin belongs to the live screen of a server: drop --replay and --once")
+    if arguments.allow_admin and not arguments.admin_url:
+        parser.error("--allow-admin needs --admin-url: start the server with --admin-port N, give http://127.0.0.1:N")
+    if arguments.admin_url and not arguments.allow_admin:
+        parser.error("--admin-url changes nothing without --allow-admin")
     try:
         with ExitStack() as stack:
             feed = _feed(arguments)
@@ -103,12 +121,34 @@ def _feed(arguments: argparse.Namespace) -> Feed:
     return Feed(HttpSource(url, _api_key(arguments.api_key_file)), url, replaying=False)
 
 
+def _administration(arguments: argparse.Namespace) -> "Administration | None":
+    """The administration, with the first key of the file that opens it, or else the first."""
+    if not arguments.allow_admin:
+        return None
+    from tokenspeed_tui.admin import HttpAdministration
+    from tokenspeed_tui.client import normalised_url
+
+    keys = _keys(arguments.api_key_file)
+    key = next((entry for entry in keys if entry.admin), keys[0] if keys else None)
+    try:
+        url = normalised_url(arguments.admin_url)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return HttpAdministration(url, key.key if key is not None else None)
+
+
 def _api_key(path: Path | None) -> str | None:
     """The first key of a file like the server's own."""
+    keys = _keys(path)
+    return keys[0].key if keys else None
+
+
+def _keys(path: Path | None) -> list[ApiKey]:
+    """The keys of a file; none without one."""
     if path is None:
-        return None
+        return []
     try:
-        return read_key_file(path)[0].key
+        return read_key_file(path)
     except ApiKeyError as error:
         raise UsageError(str(error)) from error
 
@@ -148,7 +188,13 @@ def _live(arguments: argparse.Namespace, feed: Feed, recorder: Recorder | None) 
     from tokenspeed_tui.app import Dashboard
 
     dashboard = Dashboard(
-        feed.source, feed.url, interval=arguments.interval, recorder=recorder, replaying=feed.replaying
+        feed.source,
+        feed.url,
+        interval=arguments.interval,
+        recorder=recorder,
+        replaying=feed.replaying,
+        theme=arguments.theme,
+        administration=_administration(arguments),
     )
     dashboard.run()
     return dashboard.return_code or 0

@@ -1,6 +1,7 @@
 """``--once``: one look, printed, for scripts and for outputs that are no terminal."""
 
 import asyncio
+import os
 import shutil
 import time
 from typing import Any, TextIO
@@ -14,6 +15,7 @@ from tokenspeed_tui.picture import Picture, advance
 from tokenspeed_tui.rates import total_hit_rate
 from tokenspeed_tui.recording import Recorder
 from tokenspeed_tui.render import render_screen
+from tokenspeed_tui.themes import THEMES
 
 LONGEST_WAIT_S = 3.0
 
@@ -59,7 +61,8 @@ def _with_configuration(observation: Observation, last: Observation | None) -> O
 def print_screen(picture: Picture, observation: Observation, controls: Controls, output: TextIO) -> None:
     """Prints the screen as it stood when the observation was made; in colour only on a terminal without NO_COLOR."""
     columns, rows = shutil.get_terminal_size((80, 24))
-    console = Console(file=output, width=columns, highlight=False, markup=False, emoji=False)
+    theme = THEMES["plain" if os.environ.get("NO_COLOR") else "terminal"]
+    console = Console(file=output, width=columns, highlight=False, markup=False, emoji=False, theme=theme)
     lines = render_screen(picture, controls, observation.time, columns, rows - 1)
     for line in lines:
         line.rstrip()

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tokenspeed_tui.detail import DetailView, read_detail
+from tokenspeed_tui.events import AWAY, BACK, Events, with_own, with_told
+from tokenspeed_tui.history import History
 from tokenspeed_tui.observation import Observation, Probe
 from tokenspeed_tui.rates import Headroom, Rates, compute_rates, headroom, restarted
 from tokenspeed_tui.view import ConfigurationView, ServerView, SnapshotView, clean, read_configuration, read_server
 
 WINDOW_S = 2.0
 """Rates are taken over about so many seconds: long enough not to flicker, short enough to be "now"."""
-TRACE_LENGTH = 120
-"""Points kept of the decode rate's course."""
 
 
 class Stay(msgspec.Struct, frozen=True):
@@ -33,10 +34,13 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
         seen: the observer's clock when ``server`` came.
         samples: distinct snapshots of the last WINDOW_S seconds, the oldest first.
         rates: between the first and the last of the samples.
-        trace: decode tokens per second between neighbouring snapshots, the oldest first.
+        history: the last quarter of an hour, for sparklines.
+        events: the log, the newest last.
         timelines: by handle, the states in which each live request was seen.
         configuration: what the server runs with, as it last said it; None before it did.
         configuration_error: why it does not say it; "" where it did, or was not asked.
+        detail: of the request that is watched, as it was last told; None before, and where none is watched.
+        detail_error: why it is not told.
     """
 
     url: str
@@ -49,10 +53,13 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     seen: float | None = None
     samples: tuple[SnapshotView, ...] = ()
     rates: Rates = Rates()
-    trace: tuple[float, ...] = ()
+    history: History = History()
+    events: Events = ()
     timelines: Mapping[int, tuple[Stay, ...]] = {}
     configuration: ConfigurationView | None = None
     configuration_error: str = ""
+    detail: DetailView | None = None
+    detail_error: str = ""
 
     @property
     def snapshot(self) -> SnapshotView | None:
@@ -61,10 +68,15 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> Headroom:
-        """The head-room of the latest snapshot; unknown without one."""
+        """The head-room of the latest snapshot; by the engine's own rule where it tells it, else an estimate."""
         if self.server is None or self.server.snapshot is None:
             return Headroom()
-        return headroom(self.server.snapshot, self.server.max_model_len)
+        told = self.server.snapshot.headroom
+        if told is None:
+            return headroom(self.server.snapshot, self.server.max_model_len)
+        return Headroom(
+            tokens=told.tokens, typical_tokens=told.typical_tokens, requests=told.requests, largest=told.largest
+        )
 
     def data_age(self, now: float) -> float | None:
         """Seconds since the shown snapshot was taken (or, before the first one, since the state came)."""
@@ -88,6 +100,9 @@ def advance(picture: Picture, observation: Observation) -> Picture:
         ready=observation.ready,
         progress=observation.progress,
         error=clean(observation.error),
+        events=_with_presence(picture, observation),
+        detail=read_detail(observation.detail) if observation.detail is not None else None,
+        detail_error=clean(observation.detail_error),
     )
     probed = _with_configuration(probed, observation)
     if observation.state is None:
@@ -97,6 +112,15 @@ def advance(picture: Picture, observation: Observation) -> Picture:
     if server.snapshot is None or server.snapshot.time is None:
         return msgspec.structs.replace(seen, samples=(), rates=Rates(), timelines={})
     return _with_snapshot(seen, server.snapshot, server.snapshot.time)
+
+
+def _with_presence(picture: Picture, observation: Observation) -> Events:
+    """The log, with an entry where the server went away or came back."""
+    if bool(picture.error) == bool(observation.error) or (picture.polls == 0 and not observation.error):
+        return picture.events
+    if observation.error:
+        return with_own(picture.events, AWAY, observation.time, clean(observation.error))
+    return with_own(picture.events, BACK, observation.time, "the server answers again")
 
 
 def _with_configuration(picture: Picture, observation: Observation) -> Picture:
@@ -115,15 +139,15 @@ def _with_snapshot(picture: Picture, snapshot: SnapshotView, time: float) -> Pic
     if samples and samples[-1].time == time:
         return picture
     if samples and restarted(samples[-1], snapshot):
-        picture = msgspec.structs.replace(picture, trace=(), timelines={})
+        picture = msgspec.structs.replace(picture, history=History(), timelines={})
         samples = ()
-    step = compute_rates(samples[-1], snapshot).decode_tokens if samples else None
     kept = _window((*samples, snapshot), time)
     return msgspec.structs.replace(
         picture,
         samples=kept,
         rates=compute_rates(kept[0], snapshot),
-        trace=(*picture.trace, step)[-TRACE_LENGTH:] if step is not None else picture.trace,
+        history=picture.history.with_snapshot(snapshot, time),
+        events=with_told(picture.events, snapshot.events),
         timelines=_timelines(picture.timelines, snapshot, time),
     )
 

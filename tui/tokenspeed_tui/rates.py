@@ -2,9 +2,8 @@
 
 import msgspec
 
+from tokenspeed_tui.machine import Arrow
 from tokenspeed_tui.view import CounterView, GroupView, RequestView, SnapshotView
-
-Arrow = tuple[str, str]
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +20,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     finished: float | None = None
     aborted: float | None = None
     retractions: float | None = None
+    evictions: float | None = None
+    storage_timeouts: float | None = None
     hit_rate: float | None = None
     flows: dict[Arrow, float] = {}
 
@@ -48,6 +49,8 @@ def compute_rates(old: SnapshotView, new: SnapshotView) -> Rates:
         finished=_per_second(before.finished, after.finished, span),
         aborted=_per_second(before.aborted, after.aborted, span),
         retractions=_per_second(before.retractions, after.retractions, span),
+        evictions=_per_second(before.evictions, after.evictions, span),
+        storage_timeouts=_per_second(before.storage_timeouts, after.storage_timeouts, span),
         hit_rate=hit / asked if asked and hit is not None else None,
         flows=_flow_rates(old, new, span),
     )

@@ -18,6 +18,8 @@ GAP = 2
 LEAST_VALUE_WIDTH = 12
 """Cells that values keep beside long sources: numbers of bytes fit."""
 TERM_WIDTH = 18
+MOST_KERNEL_LINES = 6
+TALL_ROWS = 30
 FIGURE_WIDTH = 12
 
 
@@ -28,10 +30,10 @@ def render_configuration(picture: Picture, controls: Controls, now: float, width
         lines = [t.title("Configuration", width, "Esc goes back")]
         lines += [t.line(part) for part in textwrap.wrap(_absence(picture, controls), max(width, 1))]
         return [t.cut(part, width) for part in lines][:rows]
-    memory = _memory_lines(configuration, width)
-    room = _key_rows(configuration, rows)
+    memory = [*_memory_lines(configuration, width), *_kernel_lines(picture, width, rows)]
+    room = _key_rows(picture, rows, width)
     listed = _key_lines(configuration, width)
-    first = min(max(controls.scroll, 0), last_scroll(picture, rows))
+    first = min(max(controls.scroll, 0), last_scroll(picture, rows, width))
     age = max(0.0, now - configuration.started) if configuration.started is not None else None
     notes = [_count_words(configuration), _position_words(first, room, len(listed))]
     notes += [f"server started {t.duration(age)} ago", "Esc goes back"]
@@ -39,12 +41,12 @@ def render_configuration(picture: Picture, controls: Controls, now: float, width
     return [t.cut(part, width) for part in lines][:rows]
 
 
-def last_scroll(picture: Picture, rows: int) -> int:
-    """The largest ``scroll`` that still fills the room for keys, in a panel of ``rows`` lines."""
+def last_scroll(picture: Picture, rows: int, width: int) -> int:
+    """The largest ``scroll`` that still fills the room for keys, in a panel of ``rows`` lines of ``width`` cells."""
     configuration = picture.configuration
     if configuration is None:
         return 0
-    return max(0, len(configuration.keys) - _key_rows(configuration, rows))
+    return max(0, len(configuration.keys) - _key_rows(picture, rows, width))
 
 
 def ordered_keys(configuration: ConfigurationView) -> tuple[list[KeyView], list[KeyView]]:
@@ -78,9 +80,20 @@ def _absence(picture: Picture, controls: Controls) -> str:
     return "The server has not told it yet."
 
 
-def _key_rows(configuration: ConfigurationView, rows: int) -> int:
-    """Lines for keys below the title and above the memory table."""
-    return max(LEAST_KEY_ROWS, rows - 1 - len(_memory_lines(configuration, 1)))
+def _key_rows(picture: Picture, rows: int, width: int) -> int:
+    """Lines for keys below the title and above memory and kernels."""
+    memory = len(_memory_lines(picture.configuration or ConfigurationView(), 1))
+    return max(LEAST_KEY_ROWS, rows - 1 - memory - len(_kernel_lines(picture, width, rows)))
+
+
+def _kernel_lines(picture: Picture, width: int, rows: int) -> list[Text]:
+    """A title, and the kernel of each operation as far as they fit in a few lines."""
+    kernels = picture.server.kernels if picture.server is not None else {}
+    lines = [t.title("Kernels", width, f"{len(kernels)} operations" if kernels else "")]
+    words = " · ".join(f"{operation} {kernel}" for operation, kernel in sorted(kernels.items())) or t.DASH
+    most = MOST_KERNEL_LINES if rows >= TALL_ROWS else 1
+    wrapped = textwrap.wrap(words, max(width, 1), max_lines=most, placeholder=f" {t.ELLIPSIS}", break_on_hyphens=False)
+    return lines + [t.line((part, t.MUTED_STYLE)) for part in wrapped]
 
 
 def _count_words(configuration: ConfigurationView) -> str:
@@ -102,7 +115,7 @@ def _key_lines(configuration: ConfigurationView, width: int) -> list[Text]:
     lines = [
         t.line(
             (t.fitted(t.word(key.key), names + GAP), t.TITLE_STYLE),
-            (_ending(key.value, values) + " " * (GAP + max(0, values - cell_len(t.word(key.value)))), "cyan"),
+            (_ending(key.value, values) + " " * (GAP + max(0, values - cell_len(t.word(key.value)))), "accent"),
             # Of a source that is too long the end is worth more: it is the file's line.
             _ending(key.source, room - values),
         )
@@ -110,7 +123,7 @@ def _key_lines(configuration: ConfigurationView, width: int) -> list[Text]:
     ]
     names = _widest([key.key for key in defaults])
     return lines + [
-        t.line((t.fitted(t.word(key.key), names + GAP) + _ending(key.value, width - names - GAP), "dim"))
+        t.line((t.fitted(t.word(key.key), names + GAP) + _ending(key.value, width - names - GAP), "muted"))
         for key in defaults
     ]
 
@@ -130,11 +143,11 @@ def _memory_lines(configuration: ConfigurationView, width: int) -> list[Text]:
     rows = memory_rows(configuration)
     lines = [t.title("Memory", width, "of the rank, by the plan and by the engine after its start")]
     if not rows:
-        return [*lines, t.line((f"{t.DASH} neither the plan nor the engine says anything of it", "dim"))]
+        return [*lines, t.line((f"{t.DASH} neither the plan nor the engine says anything of it", "muted"))]
     heading = t.fitted("term", TERM_WIDTH) + "".join(
         t.fitted(name, FIGURE_WIDTH, right=True) for name in ("predicted", "observed", "deviation")
     )
-    lines.append(t.line((heading, "dim")))
+    lines.append(t.line((heading, "muted")))
     for name, predicted, observed in rows:
         figures = (t.size(predicted), t.size(observed), deviation(predicted, observed))
         style = t.TITLE_STYLE if name == TOTAL else ""

@@ -4,20 +4,39 @@ import textwrap
 
 from rich.text import Text
 
-from tokenspeed_tui.controls import Controls
+from tokenspeed_tui.advice import advise
+from tokenspeed_tui.controls import PAGES, Controls
 from tokenspeed_tui.observation import Probe
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
+from tokenspeed_tui.render.events import advice_lines
 from tokenspeed_tui.view import ServerView
 
 START_HINT = "start one with `make run` or `tokenspeed run`, or name another with --url"
 MOST_NOTICE_LINES = 3
+MOST_ADVICE_LINES = 2
 
 
 def render_header(picture: Picture, controls: Controls, now: float, width: int) -> list[Text]:
-    """Two lines, and up to three more where something has to be said."""
-    lines = [identity_line(picture), probes_line(picture, controls, now), *notice_lines(picture, controls, width)]
+    """Two lines, then what matters most now: something about the server itself, or else the advisor's worst finding."""
+    lines = [_with_tabs(identity_line(picture), controls, width), probes_line(picture, controls, now)]
+    lines += notice_lines(picture, controls, width) or advice_of(picture, now, width)
     return [t.cut(part, width) for part in lines]
+
+
+def advice_of(picture: Picture, now: float, width: int) -> list[Text]:
+    """The advisor in at most two lines; nothing where nothing is known."""
+    return advice_lines(advise(picture, now), width, MOST_ADVICE_LINES) if picture.snapshot is not None else []
+
+
+def _with_tabs(text: Text, controls: Controls, width: int) -> Text:
+    """The pages by their keys at the right end, the one on the screen marked, where they fit."""
+    tabs = t.line()
+    for key, page in PAGES.items():
+        style = "selected" if page == controls.shown else t.MUTED_STYLE
+        tabs.append_text(t.clickable(t.line((f" {key} {page} ", style)), page=page))
+    gap = width - text.cell_len - tabs.cell_len
+    return text.append(" " * gap).append_text(tabs) if gap > 0 else text
 
 
 def identity_line(picture: Picture) -> Text:
@@ -47,6 +66,8 @@ def probes_line(picture: Picture, controls: Controls, now: float) -> Text:
         parts += [" · ", (f"{t.count(lost)} engine{'s' if lost > 1 else ''} lost", t.WARN_STYLE)]
     if controls.paused:
         parts += [" · ", ("PAUSED", t.WARN_STYLE)]
+    if picture.snapshot is not None and picture.snapshot.paused:
+        parts += [" · ", ("ENGINE PAUSED", t.WARN_STYLE)]
     if controls.replaying:
         parts += [" · ", ("REPLAY ENDED" if controls.ended else "REPLAY", t.WARN_STYLE)]
     parts += [" · ", picture.url]
@@ -79,7 +100,7 @@ def notice_lines(picture: Picture, controls: Controls, width: int) -> list[Text]
 
 
 def _notice(picture: Picture, controls: Controls) -> tuple[str, str] | None:
-    """What matters most now, with its style: nothing known yet, a server away, a phase, a failure, a hang."""
+    """What matters most now, with its style: nothing known yet, a server away, a phase, a failure."""
     server = picture.server
     if picture.polls == 0:
         return f"asking {picture.url} …", ""
@@ -91,16 +112,13 @@ def _notice(picture: Picture, controls: Controls) -> tuple[str, str] | None:
     if server.error:
         return f"{t.word(server.phase)}: {server.error}", t.BAD_STYLE
     if server.phase is not None and server.phase != "ready":
-        return f"{server.phase}: {server.detail}" if server.detail else server.phase, t.WARN_STYLE
-    return _stuck(picture)
+        return f"{server.phase}{_progress(picture)}: {server.detail}" if server.detail else server.phase, t.WARN_STYLE
+    return None
 
 
-def _stuck(picture: Picture) -> tuple[str, str] | None:
-    """Work waits and the server itself says that nothing moves."""
-    snapshot = picture.snapshot
-    if snapshot is None or not snapshot.has_work or picture.progress.passed is not False:
-        return None
-    if snapshot.time is None or snapshot.last_progress is None:
-        return "STUCK: work is waiting and no step lands", t.BAD_STYLE
-    idle = t.duration(max(0.0, snapshot.time - snapshot.last_progress))
-    return f"STUCK: work is waiting and no step landed for {idle}", t.BAD_STYLE
+def _progress(picture: Picture) -> str:
+    """How far the phase is, where the server tells it."""
+    phase = picture.snapshot.phase if picture.snapshot is not None else None
+    if phase is None or phase.done is None or not phase.total:
+        return ""
+    return f" {phase.done} of {phase.total}"

@@ -1,42 +1,49 @@
-"""The requests: a table, and one request by itself."""
+"""The requests as a table: what waits and why, what runs and how far it is."""
 
 from typing import NamedTuple
 
 from rich.text import Text
 
-from tokenspeed_tui.controls import Controls, ordered_requests, selected_index
+from tokenspeed_tui.controls import Controls, listed_requests, selected_index
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
+from tokenspeed_tui.render.panel import Panel
 from tokenspeed_tui.view import RequestView, SnapshotView
 
 
 class Columns(NamedTuple):
-    """Heading and width of each column, in cells; the reason takes what is left."""
+    """Widths of the columns in cells, and the headings of the figures; the reason takes what is left."""
 
     name: int
     state: int
+    progress: int
     figures: tuple[tuple[str, int], ...]
 
 
-NARROW = Columns(9, 12, (("age", 5), ("prompt", 6), ("output", 6), ("cached", 6), ("blk", 5), ("rt", 2), ("pr", 2)))
+TINY = Columns(8, 10, 0, (("age", 6),))
+NARROW = Columns(9, 10, 0, (("age", 6), ("prompt", 6), ("output", 6), ("cached", 6), ("blk", 5), ("rt", 2), ("pr", 2)))
 WIDE = Columns(
-    18, 21, (("rounds", 6), ("prompt", 6), ("output", 6), ("cached", 6), ("blocks", 6), ("retr", 4), ("prio", 4))
+    18,
+    21,
+    8,
+    (("age", 6), ("prompt", 6), ("output", 6), ("cached", 6), ("blocks", 6), ("host", 5), ("retr", 4), ("prio", 4)),
 )
+NARROW_WIDTH, WIDE_WIDTH = 70, 106
 
 
-def render_requests(picture: Picture, controls: Controls, width: int, rows: int) -> list[Text]:
-    """A title, a heading and as many requests as fit, with the selected one in view."""
+def requests_panel(picture: Picture, controls: Controls, width: int, rows: int) -> Panel:
+    """A heading and as many requests as fit, with the selected one in view."""
     snapshot = picture.snapshot or SnapshotView()
-    requests = ordered_requests(picture, controls.sort)
-    counts = f"{t.count(snapshot.running)} running, {t.count(snapshot.waiting)} waiting"
-    columns = WIDE if width >= 110 else NARROW
-    lines = [t.title("Requests", width, counts, f"by {controls.sort}"), _heading(columns)]
-    room = max(0, rows - len(lines))
+    requests = listed_requests(picture, controls)
+    columns = WIDE if width >= WIDE_WIDTH else NARROW if width >= NARROW_WIDTH else TINY
+    lines = [_heading(columns)]
     index = selected_index(requests, controls.selected)
-    omitted = snapshot.requests_omitted or 0
     if index is None:
-        lines.append(t.line(("no live requests" if picture.snapshot is not None else t.DASH, "dim")))
-        return [t.cut(part, width) for part in lines][:rows]
+        absence = t.DASH if picture.snapshot is None else _absence(picture, controls)
+        lines.append(t.line((absence, t.MUTED_STYLE)))
+        return Panel("Requests", _notes(snapshot, controls), lines, page="requests")
+    room = max(0, rows - len(lines))
+    omitted = 0 if controls.pattern else snapshot.requests_omitted or 0
     hidden = len(requests) + omitted > room
     visible = max(1, room - 1) if hidden else room
     first = min(max(0, index - visible + 1), max(0, len(requests) - visible))
@@ -44,65 +51,79 @@ def render_requests(picture: Picture, controls: Controls, width: int, rows: int)
         lines.append(_row(requests[position], columns, width, position == index))
     if hidden and len(lines) < rows:
         above, below = first, len(requests) + omitted - first - visible
-        lines.append(t.line((f"{above} more above, {below} more below", "dim")))
-    return [t.cut(part, width) for part in lines][:rows]
+        lines.append(t.line((f"{above} more above, {below} more below", t.MUTED_STYLE)))
+    return Panel("Requests", _notes(snapshot, controls), lines, page="requests")
+
+
+def _notes(snapshot: SnapshotView, controls: Controls) -> list[str]:
+    notes = [f"{t.count(snapshot.running)} running, {t.count(snapshot.waiting)} waiting", f"by {controls.sort}"]
+    return [f"/{controls.pattern}/", *notes] if controls.pattern else notes
+
+
+def _absence(picture: Picture, controls: Controls) -> str:
+    snapshot = picture.snapshot
+    if controls.pattern and snapshot is not None and snapshot.requests:
+        return f"none of {len(snapshot.requests)} requests has {controls.pattern!r} in its id, state or reason"
+    return "no live requests"
 
 
 def _heading(columns: Columns) -> Text:
     cells = ["  " + t.fitted("request", columns.name), t.fitted("state", columns.state)]
+    if columns.progress:
+        cells.append(t.fitted("progress", columns.progress))
     cells += [t.fitted(name, figure_width, right=True) for name, figure_width in columns.figures]
-    return t.line((" ".join([*cells, "why"]), "dim"))
+    return t.line((" ".join([*cells, "why"]), t.MUTED_STYLE))
+
+
+def age_words(request: RequestView) -> str:
+    """The time in the present state; rounds where an older server tells no more."""
+    if request.age_s is None and request.age_rounds is not None:
+        return f"{t.count(request.age_rounds)}r"
+    return t.brief(request.age_s)
+
+
+def progress(request: RequestView) -> float | None:
+    """How far a request is, of 1: through its prompt until that is computed, then through its output."""
+    if not request.generated_tokens:
+        done, whole = request.computed_tokens, request.prompt_tokens
+    else:
+        done, whole = request.generated_tokens, request.output_limit
+    return min(1.0, done / whole) if done is not None and whole else None
 
 
 def _row(request: RequestView, columns: Columns, width: int, selected: bool) -> Text:
-    figures = (
-        request.age_rounds,
-        request.prompt_tokens,
-        request.generated_tokens,
-        request.cached_tokens,
-        request.blocks,
-        request.retractions,
-        request.priority,
+    figures: dict[str, str] = {
+        "age": age_words(request),
+        "prompt": t.count(request.prompt_tokens),
+        "output": t.count(request.generated_tokens),
+        "cached": t.count(request.cached_tokens),
+        "blk": t.count(request.blocks),
+        "blocks": t.count(request.blocks),
+        "host": t.count(request.host_blocks),
+        "rt": t.count(request.retractions),
+        "retr": t.count(request.retractions),
+        "pr": t.count(request.priority),
+        "prio": t.count(request.priority),
+    }
+    text = t.line(
+        "> " if selected else "  ",
+        t.fitted(t.word(request.request_id), columns.name, keep_end=True),
+        " ",
+        (t.fitted(t.word(request.state), columns.state), _state_style(request)),
+        " ",
     )
-    cells = [t.fitted(t.word(request.request_id), columns.name, keep_end=True)]
-    cells.append(t.fitted(t.word(request.state), columns.state))
-    for value, (_, figure_width) in zip(figures, columns.figures, strict=True):
-        cells.append(t.fitted(t.count(value), figure_width, right=True))
-    text = t.cut(t.line("> " if selected else "  ", " ".join([*cells, request.reason or ""])), width)
+    if columns.progress:
+        text.append_text(t.gauge(progress(request), columns.progress)).append(" ")
+    text.append(" ".join(t.fitted(figures[name], cells, right=True) for name, cells in columns.figures))
+    if request.reason:
+        text.append(f" {request.reason}", t.WARN_STYLE)
+    text = t.cut(text, width)
     if selected:
-        text.stylize("bold reverse")
-    return text
+        text.stylize("selected")
+    return t.clickable(text, request=request.handle)
 
 
-def render_detail(picture: Picture, controls: Controls, width: int, rows: int) -> list[Text]:
-    """Everything known about the selected request: its figures, why it waits, the states it was seen in."""
-    requests = ordered_requests(picture, controls.sort)
-    chosen = next((request for request in requests if request.handle == controls.selected), None)
-    if chosen is None:
-        lines = [t.title("Request", width), t.line("It ended, or fell out of the table. Esc goes back.")]
-        return [t.cut(part, width) for part in lines][:rows]
-    fields = [
-        ("state", f"{t.word(chosen.state)}, for {t.count(chosen.age_rounds)} rounds"),
-        ("why", chosen.reason or "nothing holds it up"),
-        ("prompt", f"{t.count(chosen.prompt_tokens)} tokens, {t.count(chosen.cached_tokens)} from the prefix cache"),
-        ("computed", f"{t.count(chosen.computed_tokens)} tokens in {t.count(chosen.blocks)} blocks"),
-        ("output", f"{t.count(chosen.generated_tokens)} tokens"),
-        ("retracted", f"{t.count(chosen.retractions)} times"),
-        ("priority", f"{t.count(chosen.priority)}, internal handle {t.count(chosen.handle)}"),
-    ]
-    lines = [t.title("Request", width, t.word(chosen.request_id), "Esc goes back")]
-    lines += [t.line((t.fitted(name, 11), "dim"), value) for name, value in fields]
-    lines += _timeline(picture, chosen, width)
-    return [t.cut(part, width) for part in lines][:rows]
-
-
-def _timeline(picture: Picture, request: RequestView, width: int) -> list[Text]:
-    """The states in which this dashboard saw the request; what lies between two polls it cannot have seen."""
-    stays = picture.timelines.get(request.handle or 0, ())
-    time = picture.snapshot.time if picture.snapshot is not None else None
-    lines = [t.title("States it was seen in", width, "at least so long, as seen by polls")]
-    for position, stay in enumerate(stays):
-        until = stays[position + 1].since if position + 1 < len(stays) else time
-        span = t.duration(until - stay.since) if until is not None else t.DASH
-        lines.append(t.line((t.fitted(stay.state, 22), t.TITLE_STYLE), span))
-    return lines
+def _state_style(request: RequestView) -> str:
+    if request.state in ("Decoding", "PrefillDone"):
+        return "decode"
+    return "prefill" if request.state == "Prefilling" else t.WARN_STYLE

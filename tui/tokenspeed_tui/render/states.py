@@ -1,53 +1,45 @@
-"""The state machine: twelve states with live counts, and flow per second along the arrows that requests take."""
+"""The state machine as a list, where there is no room to draw it: states with live counts, arrows with their flow."""
 
 from rich.text import Text
 
 from tokenspeed.telemetry.snapshot import STATES
+from tokenspeed_tui.machine import Arrow
 from tokenspeed_tui.picture import Picture
-from tokenspeed_tui.rates import Arrow, flow_totals
+from tokenspeed_tui.rates import flow_totals
 from tokenspeed_tui.render import text as t
+from tokenspeed_tui.render.machine import state_count
+from tokenspeed_tui.render.panel import Panel
 
 NUMBERS = {name: position for position, name in enumerate(STATES, start=1)}
 COUNT_WIDTH = 6
-LONGEST_NAME = max(len(name) for name in STATES)
 SHORT_NAME = 16
 """Room for a name in two columns of 39: only PrefillAwaitingResult is cut."""
 
 
-def render_states_tall(picture: Picture, width: int) -> list[Text]:
-    """A title and one line a state, in the order of the transition table."""
-    lines = [t.title("States", width, "requests now", "flow per second")]
-    lines += [_state_line(picture, name, width, LONGEST_NAME) for name in STATES]
-    return lines
-
-
-def render_states_compact(picture: Picture, width: int) -> list[Text]:
-    """A title and six lines of two states each."""
+def states_panel(picture: Picture, width: int) -> Panel:
+    """Six lines of two states each."""
     left_width = width // 2
     half = len(STATES) // 2
-    lines = [t.title("States", width, "requests now", "flow per second, → names a state by its number")]
+    lines = []
     for left, right in zip(STATES[:half], STATES[half:], strict=True):
         joined = _state_line(picture, left, left_width, SHORT_NAME)
         joined.append_text(_state_line(picture, right, width - left_width, SHORT_NAME))
         lines.append(joined)
-    return lines
-
-
-def state_count(picture: Picture, name: str) -> int | None:
-    """How many requests are in the state; None where the role has no such state or nothing is known."""
-    return picture.snapshot.states.get(name) if picture.snapshot is not None else None
+    return Panel("States", ["requests now", "flow per second, → names a state by its number"], lines, page="main")
 
 
 def _state_line(picture: Picture, name: str, width: int, name_width: int) -> Text:
     number = state_count(picture, name)
-    style = "dim" if not number else ("cyan" if name == "Finished" else t.TITLE_STYLE)
+    style = t.MUTED_STYLE if not number else ("accent" if name == "Finished" else "count")
     text = t.line(
         (f"{NUMBERS[name]:2d} ", t.RULE_STYLE),
         (t.fitted(name, name_width), style),
         (t.fitted(t.count(number), COUNT_WIDTH, right=True), style),
         " ",
     )
-    text.append(_arrows(picture, name, width - text.cell_len - 1), "green")
+    arrows = _arrows(picture, name, width - text.cell_len - 1)
+    moving = any(rate for (source, _), rate in picture.rates.flows.items() if source == name)
+    text.append(arrows, "flow" if moving else "idle")
     return t.cut(text, width)
 
 

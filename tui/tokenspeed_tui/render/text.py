@@ -1,15 +1,22 @@
 """Figures and short texts as the screen shows them. What is unknown is a dash, never 0."""
 
+import math
+
 from rich.cells import cell_len, set_cell_size
+from rich.style import Style
 from rich.text import Text
+
+from tokenspeed_tui.history import Course
 
 DASH = "–"
 ELLIPSIS = "…"
-TITLE_STYLE = "bold"
-RULE_STYLE = "dim"
-GOOD_STYLE = "green"
-BAD_STYLE = "bold red"
-WARN_STYLE = "bold yellow"
+TITLE_STYLE = "title"
+RULE_STYLE = "rule"
+MUTED_STYLE = "muted"
+GOOD_STYLE = "good"
+BAD_STYLE = "bad"
+WARN_STYLE = "warn"
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def count(value: int | None) -> str:
@@ -64,6 +71,24 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d {whole % 86400 // 3600}h"
+
+
+def brief(seconds: float | None) -> str:
+    """A span of time in at most six characters."""
+    if seconds is None:
+        return DASH
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole}s"
+    if whole < 6000:
+        return f"{whole // 60}m{whole % 60:02d}"
+    return (
+        f"{whole // 3600}h{whole % 3600 // 60:02d}"
+        if whole < 86400
+        else f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    )
 
 
 def size(number_of_bytes: int | None) -> str:
@@ -129,6 +154,12 @@ def title(name: str, width: int, *notes: str) -> Text:
     return cut(text, width)
 
 
+def clickable(text: Text, **meta: object) -> Text:
+    """The line, known to the mouse: a click on it brings ``meta`` to whoever handles it."""
+    text.stylize(Style(meta=dict(meta)))
+    return text
+
+
 def shares(amounts: list[int], cells: int) -> list[int]:
     """Deals ``cells`` out in proportion (largest remainder): whatever is above 0 gets a cell, 0 gets none.
 
@@ -154,9 +185,41 @@ def strip(parts: list[tuple[str, str, int]], cells: int) -> Text:
     return line(*((letter * number, style) for (letter, style, _), number in zip(parts, dealt, strict=True)))
 
 
-def sparkline(values: tuple[float, ...], cells: int) -> str:
-    """The last ``cells`` values as bars of eight heights over 0; 0 is the lowest bar."""
-    bars = "▁▂▃▄▅▆▇█"
-    recent = values[-cells:] if cells > 0 else ()
-    top = max(recent, default=0.0)
-    return "".join(bars[round(value / top * (len(bars) - 1))] if top > 0 else bars[0] for value in recent)
+def gauge(part: float | None, cells: int) -> Text:
+    """A share of 1 as a bar of ``cells``; a dash where it is unknown."""
+    if part is None:
+        return line((fitted(DASH, cells), MUTED_STYLE))
+    full = round(min(max(part, 0.0), 1.0) * cells)
+    return line(("━" * full, "accent"), ("─" * (cells - full), "idle"))
+
+
+def sparkline(values: Course, top: float) -> str:
+    """One bar of eight heights a value, from 0 to ``top``; a space where nothing is known, and only 0 is no bar."""
+    return "".join(_bar(value, top) for value in values)
+
+
+def _bar(value: float | None, top: float) -> str:
+    if value is None:
+        return " "
+    if value <= 0 or top <= 0:
+        return "·"
+    return BARS[min(len(BARS) - 1, int(value / top * len(BARS)))]
+
+
+def scale(values: Course) -> float:
+    """The top of an axis: the least of 1, 2 or 5 times a power of ten that no value exceeds; 1 where all are 0."""
+    largest = max((value for value in values if value is not None), default=0.0)
+    if largest <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(largest))
+    return next(power * factor for factor in (1.0, 2.0, 5.0, 10.0) if largest <= power * factor * (1 + 1e-9))
+
+
+def beside(left: list[Text], right: list[Text], left_width: int, gap: int) -> list[Text]:
+    """Two columns as one; the shorter one is filled up with empty lines."""
+    joined = []
+    for position in range(max(len(left), len(right))):
+        text = cut(left[position], left_width) if position < len(left) else line(" " * left_width)
+        text.append(" " * gap)
+        joined.append(text.append_text(right[position]) if position < len(right) else text)
+    return joined
