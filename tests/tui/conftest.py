@@ -14,8 +14,12 @@ import pytest
 from tokenspeed.telemetry.snapshot import (
     STATES,
     CounterSnapshot,
+    EventSnapshot,
     FlowSnapshot,
     GroupSnapshot,
+    HeadroomSnapshot,
+    LatencySnapshot,
+    QuantileSnapshot,
     RequestSnapshot,
     StateSnapshot,
     StepSnapshot,
@@ -27,8 +31,46 @@ URL = "http://127.0.0.1:8000"
 NOT_IN_THE_FUSED_ROLE = ("Bootstrapping", "RemotePrefilling", "PrefillAwaitingResult")
 
 
+CELLS = "hhhhhhch" * 12 + "hhhccc.c" * 8 + "hhccc..." * 8 + "hhcc...." * 4
+"""One character a block: 132 held, 76 cached, 48 free."""
+
+
 def _requests(moment: float) -> list[RequestSnapshot]:
-    rows = [
+    """By interest: one that waits, one in prefill, six that decode, the largest first."""
+    waiting = RequestSnapshot(
+        handle=8,
+        request_id="chatcmpl-00000008",
+        state="Submitted",
+        age_rounds=61,
+        priority=-1,
+        prompt_tokens=1_800,
+        computed_tokens=0,
+        generated_tokens=0,
+        cached_tokens=0,
+        blocks=0,
+        retractions=0,
+        reason="its turn has not come",
+        age_s=1.25,
+        arrived=EPOCH + moment - 1.25,
+        output_limit=128,
+    )
+    prefilling = RequestSnapshot(
+        handle=7,
+        request_id="chatcmpl-00000007",
+        state="Prefilling",
+        age_rounds=3,
+        priority=0,
+        prompt_tokens=1_536,
+        computed_tokens=768,
+        generated_tokens=0,
+        cached_tokens=256,
+        blocks=12,
+        retractions=0,
+        age_s=0.5,
+        arrived=EPOCH + moment - 2.0,
+        output_limit=256,
+    )
+    decoding = [
         RequestSnapshot(
             handle=handle,
             request_id=f"chatcmpl-{handle:08x}",
@@ -41,41 +83,29 @@ def _requests(moment: float) -> list[RequestSnapshot]:
             cached_tokens=64 * handle,
             blocks=6 + 4 * handle,
             retractions=handle // 4,
+            age_s=3.0 * handle + moment,
+            arrived=EPOCH - 4.0 * handle,
+            host_blocks=2 * (handle // 4),
+            output_limit=512,
         )
-        for handle in range(1, 7)
+        for handle in range(6, 0, -1)
     ]
-    rows.append(
-        RequestSnapshot(
-            handle=7,
-            request_id="chatcmpl-00000007",
-            state="Prefilling",
-            age_rounds=3,
-            priority=0,
-            prompt_tokens=3_900,
-            computed_tokens=768,
-            generated_tokens=0,
-            cached_tokens=256,
-            blocks=12,
-            retractions=0,
-        )
-    )
-    rows.append(
-        RequestSnapshot(
-            handle=8,
-            request_id="chatcmpl-00000008",
-            state="Submitted",
-            age_rounds=61,
-            priority=-1,
-            prompt_tokens=7_800,
-            computed_tokens=0,
-            generated_tokens=0,
-            cached_tokens=0,
-            blocks=0,
-            retractions=0,
-            reason="19 blocks short",
-        )
-    )
-    return rows
+    return [waiting, prefilling, *decoding]
+
+
+def _events() -> list[EventSnapshot]:
+    return [
+        EventSnapshot(
+            sequence=1,
+            time=EPOCH - 95.0,
+            kind="retraction",
+            request_id="chatcmpl-00000004",
+            text="gave way to chatcmpl-00000002: 22 blocks went to the host pool",
+        ),
+        EventSnapshot(
+            sequence=2, time=EPOCH - 12.0, kind="abort", request_id="chatcmpl-00000005", text="the client went away"
+        ),
+    ]
 
 
 def make_snapshot(moment: float = 0.0, **changes: Any) -> StateSnapshot:
@@ -99,6 +129,7 @@ def make_snapshot(moment: float = 0.0, **changes: Any) -> StateSnapshot:
                 cached=76,
                 free=48,
                 pinned=0,
+                map=CELLS,
             )
         ],
         flows=[
@@ -130,6 +161,15 @@ def make_snapshot(moment: float = 0.0, **changes: Any) -> StateSnapshot:
         last_progress=EPOCH + moment - 0.04,
         has_work=True,
         requests=_requests(moment),
+        headroom=HeadroomSnapshot(tokens=7_936, largest=2_048, requests=5, typical_tokens=1_485),
+        events=_events(),
+        latency=LatencySnapshot(
+            requests=61,
+            ttft_ms=QuantileSnapshot(p50=118.0, p90=260.0, p99=412.0),
+            inter_token_ms=QuantileSnapshot(p50=33.1, p90=36.0, p99=71.5),
+            end_to_end_ms=QuantileSnapshot(p50=2_310.0, p90=4_100.0, p99=6_020.0),
+            queue_ms=QuantileSnapshot(p50=4.2, p90=61.0, p99=180.0),
+        ),
     )
     return msgspec.structs.replace(snapshot, **changes)
 
@@ -174,6 +214,7 @@ def make_configuration(**changes: Any) -> dict[str, Any]:
         ("kv.fraction", None),
         ("scheduler.chunk", 256),
         ("scheduler.mixed", True),
+        ("scheduler.headroom", 4096),
         ("scheduler.journal", ""),
         ("api.host", "127.0.0.1"),
         ("api.default_sampling.repetition_penalty", None),
@@ -260,15 +301,22 @@ def check_text() -> Callable[[str, str], None]:
 class TinyServer:
     """A real HTTP server with the four answers the dashboard asks for.
 
-    ``answers`` maps a path to (status, body); the state's body may be a function, called for each request.
+    ``answers`` maps a path to (status, body); the state's body may be a function, called for each request. ``asked``
+    has each path with the key that came along, ``posted`` the body of each POST.
     """
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, Any]] = {path: (200, {}) for path in ("/live", "/ready", "/progress")}
         self.asked: list[tuple[str, str | None]] = []
+        self.posted: list[tuple[str, object]] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                outer.posted.append((self.path, json.loads(self.rfile.read(length))))
+                self.do_GET()
+
             def do_GET(self) -> None:
                 outer.asked.append((self.path, self.headers.get("Authorization")))
                 status, body = outer.answers.get(self.path, (404, {}))

@@ -11,6 +11,9 @@ import msgspec
 
 from tokenspeed.telemetry.snapshot import STATES
 
+MOST_LETTERS = 2_000
+"""Of one text: more than any screen shows of it."""
+
 _View = TypeVar("_View", bound=msgspec.Struct)
 
 
@@ -250,6 +253,10 @@ class ConfigurationView(msgspec.Struct, frozen=True, kw_only=True):
     observed: dict[str, int] = {}
 
 
+_FLAT = (GroupView, RequestView, EventView, CounterView, StepView, KeyView)
+"""What comes in numbers and has no parts of its own."""
+
+
 def read_configuration(raw: Mapping[str, Any]) -> ConfigurationView:
     """Reads the body of ``GET /v1/internal/configuration``; never raises."""
     memory = raw.get("memory")
@@ -333,9 +340,17 @@ def _part(kind: type[_View], raw: object) -> _View | None:
 
 
 def lenient(kind: type[_View], raw: object) -> _View:
-    """The plain fields of a struct; nested ones keep their default and are read by their own functions."""
+    """The plain fields of a struct; nested ones keep their default and are read by their own functions.
+
+    A struct that is as it should be is read in one go: two hundred requests come with each snapshot.
+    """
     if not isinstance(raw, Mapping):
         return kind()
+    if kind in _FLAT:
+        try:
+            return _cleaned(msgspec.convert(raw, kind))
+        except msgspec.ValidationError:
+            pass
     values: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         value = raw.get(field.name)
@@ -349,8 +364,21 @@ def lenient(kind: type[_View], raw: object) -> _View:
     return kind(**values)
 
 
+def _cleaned(struct: _View) -> _View:
+    dirty = {
+        name: clean(value)
+        for name in struct.__struct_fields__
+        if isinstance(value := getattr(struct, name), str) and (len(value) > MOST_LETTERS or not value.isprintable())
+    }
+    return msgspec.structs.replace(struct, **dirty) if dirty else struct
+
+
 def clean(text: str) -> str:
-    """Text from elsewhere (a request id is chosen by a client) without anything that a terminal would obey."""
+    """Text from elsewhere (a request id is chosen by a client) without anything that a terminal would obey, and of a
+    length that costs nothing to draw: of a longer one the end is left."""
+    text = text[-MOST_LETTERS:]
+    if text.isprintable():
+        return text
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

@@ -57,9 +57,10 @@ def cache_panel(picture: Picture, controls: Controls, width: int, rows: int) -> 
 
 
 def cache_rows(picture: Picture, controls: Controls, most: int) -> int:
-    """The lines that cache_panel wants below its name in one column: two for each strip, at most ``most``."""
+    """The lines that cache_panel wants below its name in one column: two for one strip, one each for more."""
     storage = picture.snapshot.storage if picture.snapshot is not None else None
-    return min(2 * len(shown_pools(picture, controls.group)) + (1 if storage is not None else 0), most)
+    pools = len(shown_pools(picture, controls.group))
+    return min(max(2, pools) + (1 if storage is not None else 0), most)
 
 
 def cache_page(picture: Picture, controls: Controls, width: int, rows: int) -> Panel:

@@ -4,10 +4,10 @@ import textwrap
 
 from rich.text import Text
 
-from tokenspeed_tui.advice import Advice
 from tokenspeed_tui.controls import Controls
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
+from tokenspeed_tui.render.advice import Advice
 from tokenspeed_tui.render.panel import Panel
 from tokenspeed_tui.view import EventView
 

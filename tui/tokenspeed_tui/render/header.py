@@ -4,11 +4,11 @@ import textwrap
 
 from rich.text import Text
 
-from tokenspeed_tui.advice import advise
 from tokenspeed_tui.controls import PAGES, Controls
 from tokenspeed_tui.observation import Probe
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
+from tokenspeed_tui.render.advice import advise
 from tokenspeed_tui.render.events import advice_lines
 from tokenspeed_tui.view import ServerView
 

@@ -13,8 +13,8 @@ from tokenspeed_tui.render.canvas import Point
 
 MAIN_LANE = ("Submitted", "Prefilling", "PrefillDone", "Decoding", "Finishing", "Finished")
 COUNT_WIDTH = 6
-LEAST_GAP, MOST_GAP = 7, 18
-"""Cells between two boxes of the main lane: a rate and an arrowhead fit at least."""
+LEAST_GAP = 7
+"""Cells between two boxes of the main lane: a rate and an arrowhead fit."""
 MARGIN = 2
 """Columns left of the main lane, for what ends in Prefetching."""
 LEAST_WIDTH = MARGIN + sum(len(name) + 2 for name in MAIN_LANE) + LEAST_GAP * (len(MAIN_LANE) - 1)
@@ -75,7 +75,7 @@ def _main_lane(width: int, top: int) -> dict[str, Box]:
     names = sum(map(len, MAIN_LANE))
     gaps = len(MAIN_LANE) - 1
     padding = 4 if MARGIN + names + 4 * len(MAIN_LANE) + (LEAST_GAP + 1) * gaps <= width else 2
-    gap = min(MOST_GAP, (width - MARGIN - names - padding * len(MAIN_LANE)) // gaps)
+    gap = (width - MARGIN - names - padding * len(MAIN_LANE)) // gaps
     boxes, x = {}, MARGIN
     for name in MAIN_LANE:
         boxes[name] = Box(x, top, len(name) + padding, 4)
@@ -96,10 +96,12 @@ def _lower_lane(main: dict[str, Box], top: int) -> dict[str, Box]:
 
 def _upper_lane(boxes: dict[str, Box]) -> dict[str, Box]:
     remote_width = _flat_width("RemotePrefilling")
+    awaiting = boxes["PrefillDone"].x + 4
+    awaiting_width = max(_flat_width("PrefillAwaitingResult"), boxes["Decoding"].x + 10 - awaiting)
     return {
         "Bootstrapping": Box(boxes["Submitted"].x, 0, _flat_width("Bootstrapping"), 3),
         "RemotePrefilling": Box(boxes["PrefillDone"].right + 5 - remote_width, 0, remote_width, 3),
-        "PrefillAwaitingResult": Box(boxes["PrefillDone"].x + 4, 0, _flat_width("PrefillAwaitingResult"), 3),
+        "PrefillAwaitingResult": Box(awaiting, 0, awaiting_width, 3),
     }
 
 

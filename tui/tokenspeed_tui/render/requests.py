@@ -21,12 +21,12 @@ class Columns(NamedTuple):
 
 
 TINY = Columns(8, 10, 0, (("age", 6),))
-NARROW = Columns(9, 10, 0, (("age", 6), ("prompt", 6), ("output", 6), ("cached", 6), ("blk", 5), ("rt", 2), ("pr", 2)))
+NARROW = Columns(8, 10, 0, (("age", 6), ("prompt", 6), ("output", 6), ("blk", 5), ("rt", 2)))
 WIDE = Columns(
     18,
-    21,
-    8,
-    (("age", 6), ("prompt", 6), ("output", 6), ("cached", 6), ("blocks", 6), ("host", 5), ("retr", 4), ("prio", 4)),
+    11,
+    6,
+    (("age", 6), ("prompt", 6), ("output", 6), ("cached", 6), ("blocks", 6), ("host", 5), ("rt", 2), ("pr", 2)),
 )
 NARROW_WIDTH, WIDE_WIDTH = 70, 106
 
@@ -39,7 +39,7 @@ def requests_panel(picture: Picture, controls: Controls, width: int, rows: int) 
     lines = [_heading(columns)]
     index = selected_index(requests, controls.selected)
     if index is None:
-        absence = t.DASH if picture.snapshot is None else _absence(picture, controls)
+        absence = t.DASH if picture.snapshot is None or snapshot.complete is False else _absence(picture, controls)
         lines.append(t.line((absence, t.MUTED_STYLE)))
         return Panel("Requests", _notes(snapshot, controls), lines, page="requests")
     room = max(0, rows - len(lines))
@@ -70,7 +70,7 @@ def _absence(picture: Picture, controls: Controls) -> str:
 def _heading(columns: Columns) -> Text:
     cells = ["  " + t.fitted("request", columns.name), t.fitted("state", columns.state)]
     if columns.progress:
-        cells.append(t.fitted("progress", columns.progress))
+        cells.append(t.fitted("done", columns.progress))
     cells += [t.fitted(name, figure_width, right=True) for name, figure_width in columns.figures]
     return t.line((" ".join([*cells, "why"]), t.MUTED_STYLE))
 
@@ -101,9 +101,7 @@ def _row(request: RequestView, columns: Columns, width: int, selected: bool) -> 
         "blocks": t.count(request.blocks),
         "host": t.count(request.host_blocks),
         "rt": t.count(request.retractions),
-        "retr": t.count(request.retractions),
         "pr": t.count(request.priority),
-        "prio": t.count(request.priority),
     }
     text = t.line(
         "> " if selected else "  ",

@@ -4,10 +4,10 @@ from typing import Literal
 
 from rich.text import Text
 
-from tokenspeed_tui.advice import advise
 from tokenspeed_tui.controls import Controls, Shown
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
+from tokenspeed_tui.render.advice import advise
 from tokenspeed_tui.render.cache import cache_page, cache_panel, cache_rows
 from tokenspeed_tui.render.configuration import last_scroll, render_configuration
 from tokenspeed_tui.render.detail import detail_panel

@@ -2,10 +2,10 @@
 
 from rich.text import Text
 
-from tokenspeed_tui.advice import advise
 from tokenspeed_tui.controls import Controls
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
+from tokenspeed_tui.render.advice import advise
 from tokenspeed_tui.render.cache import flat_pool, shown_pools
 from tokenspeed_tui.render.events import advice_lines
 from tokenspeed_tui.render.header import notice_lines

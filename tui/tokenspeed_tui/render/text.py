@@ -121,8 +121,8 @@ def fitted(text: str, width: int, *, right: bool = False, keep_end: bool = False
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of a text, in exactly ``width`` cells."""
-    tail = text
+    """The end of a text, in exactly ``width`` cells; of what takes no cell, not more than a few letters a cell."""
+    tail = text[-8 * width :] if width > 0 else ""
     while cell_len(tail) > width:
         tail = tail[1:]
     return " " * (width - cell_len(tail)) + tail

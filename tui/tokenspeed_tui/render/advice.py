@@ -24,7 +24,6 @@ BUBBLE_SHARE = 0.25
 LEAST_QUERIED_TOKENS = 20_000
 """Prompt tokens after which the hit rate of the prefix cache means something."""
 POOR_HIT_RATE = 0.02
-ROOMY_SHARE = 0.3
 MEMORY_DEVIATION = 0.1
 WAITING_STATES = ("Submitted", "Retracted", "Prefetching", "Held")
 
@@ -146,15 +145,24 @@ def _capacity(facts: Facts) -> str | None:
         return None
     if _too_small(facts) is not None:
         return None
-    free = [((group.free or 0) + (group.cached or 0)) / group.total for group in facts.snapshot.groups if group.total]
-    if free and min(free) >= ROOMY_SHARE:
+    if _has_own_room(facts, head):
         return (
-            f"{_name(head)} waits beside {t.percent(min(free))} of free blocks, for output that others declared: lower "
-            f"{facts.knob('scheduler.headroom')}"
+            f"{_name(head)} waits beside free blocks that are reserved for output which others declared: lower "
+            f"{facts.knob('scheduler.headroom')}, or let clients ask for less"
         )
     return (
         f"{_name(head)} has waited {t.duration(_age(head))} for room ({head.reason}): raise "
         f"{facts.knob('kv.bytes')} or lower {facts.knob('scheduler.max_seqs')}"
+    )
+
+
+def _has_own_room(facts: Facts, request: RequestView) -> bool:
+    """Whether free and evictable blocks hold what the request has by now, in every group that keeps a history."""
+    tokens = (request.prompt_tokens or 0) + (request.generated_tokens or 0)
+    groups = [group for group in facts.snapshot.groups if group.kind == "full_history" and group.block_granularity]
+    return bool(groups) and all(
+        (group.free or 0) + (group.cached or 0) - (group.pinned or 0) >= -(-tokens // (group.block_granularity or 1))
+        for group in groups
     )
 
 
@@ -230,8 +238,8 @@ def _storage(facts: Facts) -> str | None:
     if oldest is not None and _age(oldest) >= STORAGE_PATIENCE_S:
         out = t.count(facts.snapshot.pending_operations)
         return (
-            f"{_name(oldest)} has waited {t.duration(_age(oldest))} for the storage ({out} operations are out): look at "
-            f"the disk of {facts.knob('kv.storage_dir')}"
+            f"{_name(oldest)} has waited {t.duration(_age(oldest))} for the storage ({out} operations are out): look "
+            f"at the disk of {facts.knob('kv.storage_dir')}"
         )
     late = facts.rates.storage_timeouts
     if not late:
