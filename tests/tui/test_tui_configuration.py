@@ -15,7 +15,7 @@ from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.server.app import create_app
 from tokenspeed.server.configuration import ConfigurationBody, KeyBody, MemoryBody
 from tokenspeed_tui import main, view
-from tokenspeed_tui.app import Dashboard, Scene
+from tokenspeed_tui.app import Dashboard
 from tokenspeed_tui.client import CONFIGURATION_PATH, STATE_PATH, HttpSource
 from tokenspeed_tui.controls import Controls
 from tokenspeed_tui.observation import Observation
@@ -53,17 +53,17 @@ def test_the_panel(story, check_text, size):
 def test_what_something_set_comes_first_and_the_rest_scrolls_by(story, check_text):
     picture = told(story)
     top = panel(picture).splitlines()
-    keys = [line.split()[0] for line in top[3:]]
+    keys = [line.split()[0] for line in top[4:]]
     assert keys[:2] == ["kv.bytes", "scheduler.max_seqs"]
-    assert top[4].split() == ["scheduler.max_seqs", "7", "SET", "scheduler.max_seqs"]
-    assert "0 above, 7 below" in top[2]
+    assert top[5].split() == ["scheduler.max_seqs", "7", "SET", "scheduler.max_seqs"]
+    assert "0 above, 10 below" in top[3]
     controls = Controls(shown="configuration")
     end = scrolled(picture, controls, story.epoch, 80, 23, 1000)
-    assert end == last_scroll(picture, 21) == 7
+    assert end == last_scroll(picture, 20, 80) == 10
     assert scrolled(picture, controls, story.epoch, 80, 23, -1) == 0
     bottom = panel(picture, scroll=end)
     check_text("configuration-scrolled-80x24", bottom)
-    assert "7 above, 0 below" in bottom and "drain_s" in bottom
+    assert "10 above, 0 below" in bottom and "drain_s" in bottom
     assert panel(picture, scroll=4711) == bottom, "a scroll beyond the end shows the end"
 
 
@@ -73,7 +73,7 @@ def test_a_missing_figure_is_a_dash_and_zero_is_zero(story):
     assert rows["state"][-4:] == ["–", "4.0", "MiB", "–"]
     assert rows["weights"][-2:] == ["0.0", "%"]
     assert rows["libraries"][-2:] == ["+25.0", "%"]
-    unset = [line for line in panel(told(story), scroll=7).splitlines() if line.startswith("kv.fraction")]
+    unset = [line for line in panel(told(story), scroll=8).splitlines() if line.startswith("kv.fraction")]
     assert unset == ["kv.fraction                              –"]
 
 
@@ -91,7 +91,7 @@ def test_nothing_told_yet_a_recording_without_it_and_an_older_server(story):
     assert "The recording holds no configuration up to here." in panel(picture, replaying=True)
     old = advance(told(story), story.observation(configuration_error="this server is older " + 20 * "and older "))
     text = panel(old)
-    assert text.splitlines()[3].startswith("this server is older and")
+    assert text.splitlines()[4].startswith("this server is older and")
     assert "kv.bytes" not in text, "what another server said is not shown for this one"
     assert "kv.bytes" in panel(advance(old, story.observation(1.0, configuration=story.configuration())))
 
@@ -132,7 +132,19 @@ def test_what_is_missing_or_odd_is_unknown(story):
     assert read.keys == (view.KeyView(), view.KeyView(key="b?", value="x y?"))
     assert view.read_configuration({"keys": 3, "memory": 3}) == view.ConfigurationView()
     picture = advance(Picture(url=story.url), story.observation(configuration={"keys": [{"key": "b", "value": 1}]}))
-    assert panel(picture).splitlines()[3].split() == ["b", "1", "–"]
+    assert panel(picture).splitlines()[4].split() == ["b", "1", "–"]
+
+
+def test_the_kernels_stand_below_the_memory(story):
+    kernels = {f"operation{number}": f"kernel-{number}" for number in range(30)}
+    state = story.state(story.snapshot(), facts={"kernels": kernels})
+    picture = advance(told(story), story.observation(1.0, state=state))
+    wide = panel(picture, 120, 39)
+    assert "── Kernels ── 30 operations ──" in wide
+    assert all(f"{operation} {kernel}" in wide for operation, kernel in kernels.items())
+    assert panel(picture).splitlines()[-1].endswith("…"), "a small screen shows as many as fit in a line"
+    none = advance(told(story), story.observation(1.0, state=story.state(story.snapshot(), facts={})))
+    assert panel(none).splitlines()[-1] == "–"
 
 
 # A real server.
@@ -165,7 +177,7 @@ async def real_server(config: ResolvedConfig, port: int = 0, uptime_s: float = 6
 
 
 def shown(app: Dashboard) -> str:
-    return as_text(list(app.query_one(Scene).lines))
+    return as_text(list(app.dashboard.scene.lines))
 
 
 async def until(pilot, condition) -> None:
@@ -180,11 +192,10 @@ async def test_the_panel_on_a_real_server():
         app = Dashboard(HttpSource(url), url, interval=0.1)
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, lambda: app.picture.server is not None)
-            assert app.picture.configuration is None
             await pilot.press("c")
             await until(pilot, lambda: "scheduler.max_seqs" in shown(app))
             first = shown(app).splitlines()
-            assert [line.split() for line in first[3:6]] == [
+            assert [line.split() for line in first[4:7]] == [
                 ["env.HF_TOKEN", "***", "recipe"],
                 ["scheduler.max_seqs", "64"],
                 ["scheduler.chunk", "256"],
@@ -236,8 +247,10 @@ class HandFed:
             yield await self.queue.get()
 
     def watch_configuration(self, wanted: bool) -> None:
-        if self.watched[-1:] != [wanted]:
-            self.watched.append(wanted)
+        self.watched.append(wanted)
+
+    def watch_request(self, request: str | None) -> None:
+        assert request is None, "no request is looked at here"
 
 
 async def test_the_keys_of_the_panel(story):
@@ -250,28 +263,20 @@ async def test_the_keys_of_the_panel(story):
         await pilot.press("up")
         assert app.controls.scroll == 0
         await pilot.press("down", "down")
-        assert app.controls.scroll == 2 and "2 above, 5 below" in shown(app)
+        assert app.controls.scroll == 2 and "2 above, 8 below" in shown(app)
         await pilot.press("pagedown", "pagedown", "up")
-        assert app.controls.scroll == 6
+        assert app.controls.scroll == 9
         assert app.controls.selected is None, "the selection of the table behind it stays"
         await pilot.press("pageup")
         assert app.controls.scroll == 0
+        await pilot.press("c")
+        assert app.controls.shown == "main", "the same key again goes back"
+        await pilot.press("c")
         await pilot.press("escape", "down", "c")
         assert app.controls.scroll == 0 and app.controls.selected is not None
         await pilot.press("question_mark")
-        assert "c        Configuration" in shown(app)
-    assert source.watched == [False, True, False, True, False]
-
-
-async def test_opening_the_panel_does_not_wait_for_the_next_poll(story):
-    source = HandFed()
-    app = Dashboard(source, story.url, interval=3600.0)
-    async with app.run_test(size=(80, 24)) as pilot:
-        source.queue.put_nowait(story.observation(0.0))
-        await until(pilot, lambda: app.picture.polls == 1)
-        source.queue.put_nowait(story.observation(1.0, configuration=story.configuration()))
-        await pilot.press("c")
-        await until(pilot, lambda: "kv.bytes" in shown(app))
+        assert "c         every setting with its source" in shown(app)
+    assert source.watched == [True], "the advisor names values, so it is asked for from the beginning"
 
 
 async def test_the_footer_names_every_key_in_80_columns(story):
@@ -283,7 +288,7 @@ async def test_the_footer_names_every_key_in_80_columns(story):
             await pilot.pause()
             assert app.query_one("Footer").virtual_size.width <= 80
             names = [str(key.description) for key in app.query_one("Footer").children]
-            assert ("Back" in names) == bool(keys) and "Configuration" in names and "Slower" in names
+            assert ("Back" in names) == bool(keys) and {"Quit", "Help", "Filter", "Sort", "Config"} <= set(names)
 
 
 async def test_a_picture_that_pause_holds_gets_the_configuration_it_lacks(story):

@@ -67,7 +67,7 @@ def test_the_window_keeps_rates_calm_but_recent(story):
     for tenths in range(60):
         picture = advance(picture, story.observation(tenths / 10))
     assert picture.rates.span_s == pytest.approx(WINDOW_S)
-    assert len(picture.trace) == 59
+    assert len(picture.history.points) == 12
 
 
 def test_a_slow_poll_still_has_two_samples(story):
@@ -80,7 +80,7 @@ def test_the_same_snapshot_again_changes_no_rate(story):
     picture = advance(advance(Picture(url=story.url), story.observation(0.0)), story.observation(1.0))
     again = advance(picture, msgspec.structs.replace(story.observation(1.0), time=story.epoch + 1.6))
     assert again.rates == picture.rates
-    assert again.trace == picture.trace
+    assert again.history == picture.history
     assert again.samples == picture.samples
 
 
@@ -90,12 +90,12 @@ def test_a_restart_clears_what_was_before_it(story):
     fresh = story.snapshot(2.0, uptime_s=0.1, counters=CounterSnapshot(), requests=[])
     restarted = advance(picture, story.observation(2.0, state=story.state(fresh)))
     assert restarted.rates == Rates()
-    assert restarted.trace == ()
+    assert len(restarted.history.points) == 1
     assert restarted.timelines == {}
 
 
 def test_timelines_follow_a_request_through_its_states(story):
-    waiting = story.snapshot(0.0).requests[-1]
+    waiting = story.snapshot(0.0).requests[0]
     running = msgspec.structs.replace(waiting, state="Prefilling", reason="")
     picture = advance(
         Picture(url=story.url), story.observation(0.0, state=story.state(story.snapshot(0.0, requests=[waiting])))
@@ -176,7 +176,7 @@ def test_parts_that_are_missing_leave_their_row_out_and_nothing_else(story):
     state["snapshot"]["flows"][0] = ["Submitted", "Prefilling", None]
     del state["snapshot"]["counters"]["prefix_hit_tokens"]
     picture = advance(Picture(url=story.url), story.observation(state=state))
-    assert sorted(picture.timelines) == [3, 4, 5, 6, 7, 8]
+    assert sorted(picture.timelines) == [1, 2, 3, 4, 5, 6]
     assert ("Submitted", "Prefilling") not in flow_totals(picture.snapshot)
     assert len(flow_totals(picture.snapshot)) == 6
     assert total_hit_rate(picture.snapshot.counters) is None

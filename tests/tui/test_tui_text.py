@@ -23,7 +23,7 @@ from tokenspeed_tui.render import text as t
         (t.fitted("Decoding", 5), "Deco…"), (t.fitted("Decoding", 5, keep_end=True), "…ding"),
         (t.fitted("7", 3, right=True), "  7"),
         (t.fitted("日本語", 4), "日 …"), (t.fitted("日本語", 4, keep_end=True), "… 語"),
-        (t.sparkline((0.0, 4.0, 8.0), 8), "▁▅█"), (t.sparkline((), 8), ""), (t.sparkline((0.0, 0.0), 8), "▁▁"),
+        (t.sparkline((0.0, 4.0, 8.0), 8), "·▅█"), (t.sparkline((), 8), ""), (t.sparkline((0.0, 0.0), 8), "··"),
     ],
 )  # fmt: skip
 def test_figures(shown, expected):

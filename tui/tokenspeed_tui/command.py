@@ -165,7 +165,7 @@ def _once(arguments: argparse.Namespace, feed: Feed, recorder: Recorder | None) 
     from tokenspeed_tui.render.header import START_HINT
 
     pause = None if feed.replaying else arguments.interval
-    feed.source.watch_configuration(arguments.json or recorder is not None)
+    feed.source.watch_configuration(True)
     try:
         picture, observation = asyncio.run(look(feed.source, feed.url, pause=pause, recorder=recorder))
     except OSError as error:

@@ -40,7 +40,7 @@ from tokenspeed_tui.themes import ThemeName, other_theme
 AGE_REFRESH_S = 0.5
 """How often the screen is drawn anew between polls, so that the age of the data counts up."""
 WHEEL_STEP = 3
-SCROLLED_PAGES = ("configuration", "events")
+SCROLLED_PAGES = ("configuration", "events", "help")
 LIST_PAGES = ("main", "requests")
 
 
@@ -56,7 +56,7 @@ class DashboardScreen(Screen[None]):
         theme: dark, light, or plain where colour is off.
     """
 
-    AUTO_FOCUS = None
+    AUTO_FOCUS = ""
     DEFAULT_CSS = "DashboardScreen { background: $background; color: $foreground; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "app.quit", "Quit", tooltip="leave"),

@@ -11,18 +11,23 @@ from tokenspeed_tui.render.detail import LETTERS
 from tokenspeed_tui.render.panel import Panel
 
 KEY_WIDTH = 10
-TWO_COLUMNS = 110
 
 
-def help_panel(controls: Controls, width: int) -> Panel:
-    """Keys, in two columns where there is room, then the signs."""
-    if width >= TWO_COLUMNS:
-        half = -(-len(controls.keys) // 2)
-        left = [_key_line(key) for key in controls.keys[:half]]
-        right = [_key_line(key) for key in controls.keys[half:]]
-        lines = t.beside(left, right, width // 2, 0)
-    else:
-        lines = [_key_line(key) for key in controls.keys]
+def help_panel(controls: Controls, width: int, rows: int) -> Panel:
+    """Keys, then the signs; what does not fit scrolls by."""
+    lines = _lines(controls, width)
+    first = min(controls.scroll, last_help_scroll(controls, width, rows))
+    below = max(0, len(lines) - first - rows)
+    notes = ["Esc goes back", f"{first} lines above, {below} below" if first or below else ""]
+    return Panel("Keys", notes, lines[first : first + rows])
+
+
+def last_help_scroll(controls: Controls, width: int, rows: int) -> int:
+    """The largest scroll that still fills ``rows`` lines."""
+    return max(0, len(_lines(controls, width)) - rows)
+
+
+def _lines(controls: Controls, width: int) -> list[Text]:
     letters = ", ".join(f"{letter} {state}" for state, (letter, _) in LETTERS.items())
     signs = [
         f"{t.DASH} is unknown or does not exist here; it never stands for 0.",
@@ -33,12 +38,9 @@ def help_panel(controls: Controls, width: int) -> Panel:
         f"Polling every {controls.interval:g} s; bars span {t.duration(controls.window)}.",
         "The mouse selects a row, opens it with a second click, opens the panel whose name it clicks, and scrolls.",
     ]
-    return Panel("Keys", ["Esc goes back"], [*lines, *_wrapped(signs, width)])
+    keys = [_key_line(key) for key in controls.keys]
+    return keys + [t.line((part, t.MUTED_STYLE)) for sign in signs for part in textwrap.wrap(sign, max(width, 1))]
 
 
 def _key_line(key: KeyWords) -> Text:
     return t.line((t.fitted(key.key, KEY_WIDTH), "key"), key.does)
-
-
-def _wrapped(sentences: list[str], width: int) -> list[Text]:
-    return [t.line((part, t.MUTED_STYLE)) for text in sentences for part in textwrap.wrap(text, max(width, 1))]

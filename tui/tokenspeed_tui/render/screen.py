@@ -13,7 +13,7 @@ from tokenspeed_tui.render.configuration import last_scroll, render_configuratio
 from tokenspeed_tui.render.detail import detail_panel
 from tokenspeed_tui.render.events import advice_panel, events_panel, last_event_scroll
 from tokenspeed_tui.render.header import render_header
-from tokenspeed_tui.render.help import help_panel
+from tokenspeed_tui.render.help import help_panel, last_help_scroll
 from tokenspeed_tui.render.machine import absent_words, render_machine
 from tokenspeed_tui.render.panel import FRAME_ROWS, FRAME_WIDTH, Panel, draw, inner_size
 from tokenspeed_tui.render.rates import rates_page, rates_panel
@@ -58,6 +58,8 @@ def scrolled(picture: Picture, controls: Controls, now: float, width: int, heigh
     rows = height - (0 if kind == "tiny" else len(render_header(picture, controls, now, width)))
     if controls.shown == "configuration":
         last = last_scroll(picture, rows, width)
+    elif controls.shown == "help":
+        last = last_help_scroll(controls, *inner_size(width, rows, frame=kind == "wide"))
     else:
         last = last_event_scroll(picture, _event_rows(picture, now, width, rows, frame=kind == "wide"))
     return min(max(controls.scroll + step, 0), last)
@@ -78,7 +80,7 @@ def _page(picture: Picture, controls: Controls, now: float, width: int, rows: in
 def _single(shown: Shown, picture: Picture, controls: Controls, columns: int, lines: int) -> Panel:
     """The panel of a page that has but one."""
     if shown == "help":
-        return help_panel(controls, columns)
+        return help_panel(controls, columns, lines)
     if shown == "detail":
         return detail_panel(picture, controls, columns, lines)
     if shown == "cache":
