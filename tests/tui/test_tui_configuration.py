@@ -56,14 +56,14 @@ def test_what_something_set_comes_first_and_the_rest_scrolls_by(story, check_tex
     keys = [line.split()[0] for line in top[4:]]
     assert keys[:2] == ["kv.bytes", "scheduler.max_seqs"]
     assert top[5].split() == ["scheduler.max_seqs", "7", "SET", "scheduler.max_seqs"]
-    assert "0 above, 10 below" in top[3]
+    assert "0 above, 11 below" in top[3]
     controls = Controls(shown="configuration")
     end = scrolled(picture, controls, story.epoch, 80, 23, 1000)
-    assert end == last_scroll(picture, 20, 80) == 10
+    assert end == last_scroll(picture, 20, 80) == 11
     assert scrolled(picture, controls, story.epoch, 80, 23, -1) == 0
     bottom = panel(picture, scroll=end)
     check_text("configuration-scrolled-80x24", bottom)
-    assert "10 above, 0 below" in bottom and "drain_s" in bottom
+    assert "11 above, 0 below" in bottom and "drain_s" in bottom
     assert panel(picture, scroll=4711) == bottom, "a scroll beyond the end shows the end"
 
 
@@ -73,7 +73,7 @@ def test_a_missing_figure_is_a_dash_and_zero_is_zero(story):
     assert rows["state"][-4:] == ["–", "4.0", "MiB", "–"]
     assert rows["weights"][-2:] == ["0.0", "%"]
     assert rows["libraries"][-2:] == ["+25.0", "%"]
-    unset = [line for line in panel(told(story), scroll=8).splitlines() if line.startswith("kv.fraction")]
+    unset = [line for line in panel(told(story), scroll=9).splitlines() if line.startswith("kv.fraction")]
     assert unset == ["kv.fraction                              –"]
 
 
@@ -195,7 +195,7 @@ async def test_the_panel_on_a_real_server():
             await pilot.press("c")
             await until(pilot, lambda: "scheduler.max_seqs" in shown(app))
             first = shown(app).splitlines()
-            assert [line.split() for line in first[4:7]] == [
+            assert [line.split() for line in first[5:8]] == [
                 ["env.HF_TOKEN", "***", "recipe"],
                 ["scheduler.max_seqs", "64"],
                 ["scheduler.chunk", "256"],

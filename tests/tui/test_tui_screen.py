@@ -105,6 +105,15 @@ def test_a_server_that_went_away_keeps_the_last_picture_with_its_age(story):
     assert "60.0 tok/s" in text
 
 
+def test_old_data_gives_no_all_clear(story):
+    picture = told(story)
+    fresh = [line.plain for line in render_screen(picture, Controls(), story.epoch + 4.3, 80, 23)]
+    old = [line.plain for line in render_screen(picture, Controls(), story.epoch + 40.0, 80, 23)]
+    assert any("nothing needs turning" in line for line in fresh)
+    assert not any("nothing needs turning" in line for line in old)
+    assert "data STALE" in old[1]
+
+
 def test_states_that_the_role_does_not_have_are_dashes_and_empty_ones_are_zeros(story):
     picture = told(story)
     assert state_count(picture, "Bootstrapping") is None

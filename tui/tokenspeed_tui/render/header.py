@@ -20,13 +20,16 @@ MOST_ADVICE_LINES = 2
 def render_header(picture: Picture, controls: Controls, now: float, width: int) -> list[Text]:
     """Two lines, then what matters most now: something about the server itself, or else the advisor's worst finding."""
     lines = [_with_tabs(identity_line(picture), controls, width), probes_line(picture, controls, now)]
-    lines += notice_lines(picture, controls, width) or advice_of(picture, now, width)
+    lines += notice_lines(picture, controls, width) or advice_of(picture, controls, now, width)
     return [t.cut(part, width) for part in lines]
 
 
-def advice_of(picture: Picture, now: float, width: int) -> list[Text]:
-    """The advisor in at most two lines; nothing where nothing is known."""
-    return advice_lines(advise(picture, now), width, MOST_ADVICE_LINES) if picture.snapshot is not None else []
+def advice_of(picture: Picture, controls: Controls, now: float, width: int) -> list[Text]:
+    """The advisor in at most two lines; nothing where nothing is known, and no all-clear from old data."""
+    advice = advise(picture, now)
+    if picture.snapshot is None or (not advice and picture.is_stale(now, controls.interval)):
+        return []
+    return advice_lines(advice, width, MOST_ADVICE_LINES)
 
 
 def _with_tabs(text: Text, controls: Controls, width: int) -> Text:

@@ -5,10 +5,8 @@ from rich.text import Text
 from tokenspeed_tui.controls import Controls
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
-from tokenspeed_tui.render.advice import advise
 from tokenspeed_tui.render.cache import flat_pool, shown_pools
-from tokenspeed_tui.render.events import advice_lines
-from tokenspeed_tui.render.header import notice_lines
+from tokenspeed_tui.render.header import advice_of, notice_lines
 from tokenspeed_tui.render.rates import step_figures
 from tokenspeed_tui.render.requests import requests_panel
 from tokenspeed_tui.view import SnapshotView
@@ -27,9 +25,7 @@ LEAST_TABLE_ROWS = 3
 def render_small(picture: Picture, controls: Controls, now: float, width: int, height: int) -> list[Text]:
     """What is wrong, who runs and waits, how full, how fast, how old the data; requests where lines are left."""
     snapshot = picture.snapshot or SnapshotView()
-    lines = notice_lines(picture, controls, width)
-    if not lines and picture.snapshot is not None:
-        lines = advice_lines(advise(picture, now), width, 2)
+    lines = notice_lines(picture, controls, width) or advice_of(picture, controls, now, width)
     lines.append(
         t.line(
             ("run ", t.MUTED_STYLE),
