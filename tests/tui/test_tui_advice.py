@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tokenspeed.telemetry.metrics import CUTS
 from tokenspeed.telemetry.snapshot import EventSnapshot, StepSnapshot
 from tokenspeed_tui.observation import Probe
 from tokenspeed_tui.picture import Picture, advance
@@ -22,7 +23,7 @@ KEYS = {
     "scheduler.overlap": 0,
     "scheduler.prefix_cache": True,
     "api.stream_buffer_bytes": 1_048_576,
-    "api.max_waiting": 1024,
+    "api.slow_reader_s": 30,
     "activations": "auto",
 }
 
@@ -71,8 +72,8 @@ def waiting(situation: Situation, reason: str, **more) -> None:
     situation.head = {"reason": reason, "age_s": 12.0, **more}
 
 
-def event(situation: Situation, text: str, age: float = 5.0) -> None:
-    told = EventSnapshot(sequence=9, time=situation.story.epoch - age, kind="abort", request_id="chatcmpl-x", text=text)
+def event(situation: Situation, kind: str, text: str, age: float = 5.0) -> None:
+    told = EventSnapshot(sequence=9, time=situation.story.epoch - age, kind=kind, request_id="", text=text)
     situation.snapshot["events"] = [told]
 
 
@@ -138,15 +139,11 @@ def late_storage(situation: Situation) -> None:
 
 
 def slow_reader(situation: Situation) -> None:
-    event(situation, "the answer was read too slowly: more than 1048576 bytes of it waited")
+    event(situation, "slow_reader", CUTS["buffer"])
 
 
 def quota(situation: Situation) -> None:
-    event(situation, "rate_limit_exceeded: key batch may ask 600 times a minute")
-
-
-def queue_full(situation: Situation) -> None:
-    event(situation, "queue_full: 1024 choices wait")
+    event(situation, "refused", "the key batch may ask 600 times a minute (api.requests_per_minute, or rpm=N)")
 
 
 def nan(situation: Situation) -> None:
@@ -201,14 +198,9 @@ FIRES = [
         late_storage,
         "the storage answers late 2.0 times a second: look at the disk of",
     ),
-    (
-        "slow reader",
-        slow_reader,
-        "a client reads too slowly and its answer was cut (chatcmpl-x): it must",
-    ),
-    ("slow reader", slow_reader, "raise api.stream_buffer_bytes (now 1.0 MiB)"),
-    ("quota", quota, "a key is out of quota and gets 429 (rate_limit_exceeded: key batch may ask 600"),
-    ("queue full", queue_full, "requests are refused with 429 queue_full: raise api.max_waiting (now 1024)"),
+    ("slow reader", slow_reader, "its reader is too slow, and it was cut: it must read faster, or raise"),
+    ("slow reader", slow_reader, "raise api.stream_buffer_bytes (now 1.0 MiB) or api.slow_reader_s (now 30)"),
+    ("quota", quota, "requests get status 429: the key batch may ask 600 times a minute (api.requests_per_minute"),
     ("wrong numbers", nan, "the model gave NaN in 3 rows: check the weights"),
     ("failed steps", failed, "2 steps failed since the start: `tokenspeed logs`"),
     ("restarts", restarts, "2 engines lost since the start: `tokenspeed env --bundle`"),
@@ -291,11 +283,11 @@ def old_timeouts(situation: Situation) -> None:
 
 
 def an_old_slow_reader(situation: Situation) -> None:
-    event(situation, "the answer was read too slowly", age=120.0)
+    event(situation, "slow_reader", CUTS["stalled"], age=120.0)
 
 
 def another_abort(situation: Situation) -> None:
-    event(situation, "the client went away")
+    event(situation, "abort", "the client went away")
 
 
 def memory_as_planned(situation: Situation) -> None:
@@ -325,7 +317,6 @@ SILENT = [
     ("slow reader", an_old_slow_reader),
     ("slow reader", another_abort),
     ("quota", another_abort),
-    ("queue full", another_abort),
     ("memory", memory_as_planned),
     ("wrong numbers", failed),
     ("failed steps", nan),
@@ -343,6 +334,18 @@ def test_a_rule_is_silent_where_it_does_not_apply(situation, rule, arrange):
 
 def test_every_rule_is_shown_to_be_silent():
     assert {rule for rule, _ in SILENT} == set(RULES)
+
+
+def test_a_request_behind_another_does_not_hide_why_that_one_waits(situation, story):
+    behind = msgspec.structs.replace(
+        story.snapshot().requests[0],
+        handle=99,
+        reason="behind request 8 in the line: capacity: short by 19 blocks",
+        age_s=99.0,
+    )
+    first = msgspec.structs.replace(behind, handle=8, reason="capacity: short by 19 blocks", age_s=12.0)
+    situation.snapshot["requests"] = [behind, first]
+    assert "waits beside free blocks" in situation.found()["capacity"]
 
 
 def test_the_servers_own_probe_calls_it_stuck_earlier(situation):

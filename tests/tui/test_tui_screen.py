@@ -88,8 +88,8 @@ def test_lost_engines_are_counted_in_the_header(story):
 
 
 def test_the_phase_says_how_far_it_is(story):
-    state = story.state(story.snapshot(), phase="load", detail="shard")
-    state["snapshot"]["phase"] = {"name": "load", "done": 3, "total": 10, "since": story.epoch}
+    progress = {"name": "load", "done": 3, "total": 10, "since": story.epoch}
+    state = story.state(None, phase="load", detail="shard", progress=progress)
     lines = screen(advance(Picture(url=story.url), story.observation(state=state)), story)
     assert lines[2] == "load 3 of 10: shard"
 

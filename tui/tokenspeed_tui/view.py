@@ -200,6 +200,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
         snapshot: the engine's last one; None before the first.
         model: the served name. recipe, profile, recipe_hash: where its configuration came from.
         phase, detail, error: where the engine process stands, and what went wrong.
+        progress: how far it is in that phase.
         vendor, devices: what it runs on, and on how many.
         lost: how many engine processes were lost so far.
         max_model_len: the most tokens of one request, from the engine's facts.
@@ -214,6 +215,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     profile: str | None = None
     recipe_hash: str | None = None
     phase: str | None = None
+    progress: PhaseView | None = None
     detail: str | None = None
     error: str | None = None
     vendor: str | None = None
@@ -300,6 +302,7 @@ def read_server(raw: Mapping[str, Any]) -> ServerView:
     return msgspec.structs.replace(
         server,
         snapshot=_snapshot(snapshot) if isinstance(snapshot, Mapping) else None,
+        progress=_part(PhaseView, raw.get("progress")),
         max_model_len=_count(facts.get("max_model_len")),
         kernels=_words(facts.get("kernels")),
     )

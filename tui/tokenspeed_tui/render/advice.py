@@ -53,11 +53,10 @@ class Facts(NamedTuple):
         """Of the last seconds."""
         return self.picture.rates
 
-    @property
-    def head(self) -> RequestView | None:
-        """The request that has waited longest, if any waits."""
+    def head(self, reason: str = "") -> RequestView | None:
+        """The request that has waited longest for a reason that begins so, if any waits."""
         waiting = [request for request in self.snapshot.requests if request.state in WAITING_STATES]
-        return max(waiting, key=_age, default=None)
+        return max((one for one in waiting if (one.reason or "").startswith(reason)), key=_age, default=None)
 
     def setting(self, key: str) -> str | None:
         """The present value of a knob, as the configuration tells it."""
@@ -72,14 +71,10 @@ class Facts(NamedTuple):
             value = t.size(int(value))
         return f"{key} (now {t.word(value)})"
 
-    def recent(self, *words: str) -> EventView | None:
-        """The newest event of the last minute whose text has one of the words."""
-        for event in reversed(self.picture.events):
-            if (event.time or 0.0) < self.now - RECENT_S:
-                return None
-            if any(word in (event.text or "") for word in words):
-                return event
-        return None
+    def recent(self, kind: str) -> EventView | None:
+        """The newest event of a kind in the last minute."""
+        recent = (event for event in reversed(self.picture.events) if (event.time or 0.0) >= self.now - RECENT_S)
+        return next((event for event in recent if event.kind == kind), None)
 
 
 def advise(picture: Picture, now: float) -> tuple[Advice, ...]:
@@ -108,7 +103,7 @@ def _stuck(facts: Facts) -> str | None:
     idle = snapshot.time - snapshot.last_progress
     if facts.picture.progress.passed is not False and idle < QUIET_S:
         return None
-    head = facts.head
+    head = facts.head()
     because = f"; {_name(head)} waits: {head.reason}" if head is not None and head.reason else ""
     return f"STUCK: work is waiting and no step landed for {t.duration(max(0.0, idle))}{because}; see `tokenspeed logs`"
 
@@ -122,7 +117,7 @@ def _paused(facts: Facts) -> str | None:
 
 def _too_small(facts: Facts) -> str | None:
     """The head of the line needs more than the whole pool may ever have free."""
-    head = facts.head
+    head = facts.head("capacity")
     rooms = [
         group.total * group.block_granularity
         for group in facts.snapshot.groups
@@ -131,7 +126,7 @@ def _too_small(facts: Facts) -> str | None:
     if head is None or _age(head) < PATIENCE_S or not rooms or head.prompt_tokens is None:
         return None
     needed = head.prompt_tokens + (head.output_limit or 0)
-    if needed <= min(rooms) or not (head.reason or "").startswith("capacity"):
+    if needed <= min(rooms):
         return None
     return (
         f"{_name(head)} may grow to {t.count(needed)} tokens and the whole pool has {t.count(min(rooms))}: raise "
@@ -140,8 +135,8 @@ def _too_small(facts: Facts) -> str | None:
 
 
 def _capacity(facts: Facts) -> str | None:
-    head = facts.head
-    if head is None or _age(head) < PATIENCE_S or not (head.reason or "").startswith("capacity"):
+    head = facts.head("capacity")
+    if head is None or _age(head) < PATIENCE_S:
         return None
     if _too_small(facts) is not None:
         return None
@@ -179,8 +174,7 @@ def _retractions(facts: Facts) -> str | None:
 
 
 def _rows(facts: Facts) -> str | None:
-    head = facts.head
-    if head is None or not (head.reason or "").startswith("no row"):
+    if facts.head("no row") is None:
         return None
     fitting = facts.picture.room.requests
     if not fitting:
@@ -192,8 +186,8 @@ def _rows(facts: Facts) -> str | None:
 
 
 def _budget(facts: Facts) -> str | None:
-    head = facts.head
-    if head is None or _age(head) < PATIENCE_S or not (head.reason or "").startswith("budget"):
+    head = facts.head("budget")
+    if head is None or _age(head) < PATIENCE_S:
         return None
     return (
         f"prompts wait {t.duration(_age(head))} for their turn in a step: raise {facts.knob('scheduler.chunk')}, "
@@ -248,30 +242,18 @@ def _storage(facts: Facts) -> str | None:
 
 
 def _slow_reader(facts: Facts) -> str | None:
-    event = facts.recent("slow_reader", "read too slowly")
+    event = facts.recent("slow_reader")
     if event is None:
         return None
     return (
-        f"a client reads too slowly and its answer was cut ({_event_name(event)}): it must read faster, or raise "
-        f"{facts.knob('api.stream_buffer_bytes')}"
+        f"{event.text}: it must read faster, or raise {facts.knob('api.stream_buffer_bytes')} or "
+        f"{facts.knob('api.slow_reader_s')}"
     )
 
 
 def _quota(facts: Facts) -> str | None:
-    event = facts.recent("rate_limit_exceeded", "concurrency_limit_exceeded")
-    if event is None:
-        return None
-    return f"a key is out of quota and gets 429 ({event.text}): raise its rpm= or concurrent= in the key file"
-
-
-def _full(facts: Facts) -> str | None:
-    if facts.recent("queue_full") is None:
-        return None
-    return f"requests are refused with 429 queue_full: raise {facts.knob('api.max_waiting')}, or add a server"
-
-
-def _event_name(event: EventView) -> str:
-    return event.request_id or (event.text or t.DASH)
+    event = facts.recent("refused")
+    return f"requests get status 429: {event.text}" if event is not None else None
 
 
 def _wrong_numbers(facts: Facts) -> str | None:
@@ -335,7 +317,6 @@ RULES: dict[str, tuple[Severity, Callable[[Facts], str | None]]] = {
     "budget": ("warn", _budget),
     "quota": ("warn", _quota),
     "slow reader": ("warn", _slow_reader),
-    "queue full": ("warn", _full),
     "restarts": ("warn", _restarts),
     "bubble": ("hint", _bubble),
     "prefix": ("hint", _prefix),

@@ -1,7 +1,6 @@
 """A canvas of cells for boxes and arrows: lines that meet join of themselves."""
 
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import groupby, pairwise
 
 from rich.text import Text
 
@@ -13,43 +12,45 @@ STROKES = " ╵╶╰╷│╭├╴╯─┴╮┤┬┼"
 Point = tuple[int, int]
 
 
-class Cell(NamedTuple):
-    """One cell: the sides its strokes reach, a letter that hides them, a style, and how it ranks where two meet."""
-
-    sides: int = 0
-    letter: str = ""
-    style: str = ""
-    rank: int = 0
-
-
 class Canvas:
-    """``width`` × ``height`` cells, (0, 0) at the top left; what falls outside is left out."""
+    """``width`` × ``height`` cells, (0, 0) at the top left; what falls outside is left out.
+
+    Cells are kept in four lists, row by row: the sides that strokes reach, a letter that hides them, the name of a
+    style, and how it ranks where two strokes meet.
+    """
 
     def __init__(self, width: int, height: int) -> None:
         self.width = width
         self.height = height
-        self._rows = [[Cell()] * width for _ in range(height)]
+        self._sides = [0] * (width * height)
+        self._letters = [""] * (width * height)
+        self._styles = [""] * (width * height)
+        self._ranks = [0] * (width * height)
 
     def sides(self, x: int, y: int) -> int:
         """The sides that the strokes of a cell reach; 0 outside, and where a letter stands."""
-        if not (0 <= x < self.width and 0 <= y < self.height) or self._rows[y][x].letter:
+        if not (0 <= x < self.width and 0 <= y < self.height):
             return 0
-        return self._rows[y][x].sides
+        index = y * self.width + x
+        return 0 if self._letters[index] else self._sides[index]
 
-    def write(self, x: int, y: int, letters: str, style: str, rank: int = 9) -> None:
+    def write(self, x: int, y: int, letters: str, style: str) -> None:
         """Writes letters of one cell each over whatever is there."""
-        for offset, letter in enumerate(letters):
-            self._put(x + offset, y, Cell(letter=letter, style=style, rank=rank))
+        for column, letter in enumerate(letters, start=x):
+            if 0 <= column < self.width and 0 <= y < self.height:
+                index = y * self.width + column
+                self._letters[index], self._styles[index] = letter, style
 
     def line(self, points: list[Point], style: str, rank: int = 0) -> None:
         """Draws along ``points``, each on one row or column with the one before; the ends reach no further."""
         for (x, y), (to_x, to_y) in pairwise(points):
             step_x, step_y = _sign(to_x - x), _sign(to_y - y)
             ahead, behind = _side(step_x, step_y), _side(-step_x, -step_y)
-            while (x, y) != (to_x, to_y):
-                self._add(x, y, ahead, style, rank)
+            self._stroke(x, y, ahead, style, rank)
+            for _ in range(abs(to_x - x) + abs(to_y - y) - 1):
                 x, y = x + step_x, y + step_y
-                self._add(x, y, behind, style, rank)
+                self._stroke(x, y, ahead | behind, style, rank)
+            self._stroke(to_x, to_y, behind, style, rank)
 
     def box(self, x: int, y: int, width: int, height: int, style: str) -> None:
         """Draws a frame."""
@@ -58,34 +59,23 @@ class Canvas:
 
     def lines(self) -> list[Text]:
         """The rows as lines of text."""
-        return [_line(row) for row in self._rows]
+        return [self._line(row * self.width) for row in range(self.height)]
 
-    def _add(self, x: int, y: int, side: int, style: str, rank: int) -> None:
-        if 0 <= x < self.width and 0 <= y < self.height:
-            cell = self._rows[y][x]
-            stronger = rank >= cell.rank
-            self._rows[y][x] = Cell(
-                cell.sides | side,
-                cell.letter,
-                style if stronger and not cell.letter else cell.style,
-                max(rank, cell.rank),
-            )
+    def _stroke(self, x: int, y: int, sides: int, style: str, rank: int) -> None:
+        if not (0 <= x < self.width and 0 <= y < self.height):
+            return
+        index = y * self.width + x
+        self._sides[index] |= sides
+        if rank >= self._ranks[index]:
+            self._styles[index], self._ranks[index] = style, rank
 
-    def _put(self, x: int, y: int, cell: Cell) -> None:
-        if 0 <= x < self.width and 0 <= y < self.height:
-            self._rows[y][x] = cell._replace(sides=self._rows[y][x].sides)
-
-
-def _line(row: list[Cell]) -> Text:
-    """One row; neighbours of one style are one part."""
-    parts: list[tuple[str, str]] = []
-    for cell in row:
-        letter = cell.letter or STROKES[cell.sides]
-        if parts and parts[-1][1] == cell.style:
-            parts[-1] = (parts[-1][0] + letter, cell.style)
-        else:
-            parts.append((letter, cell.style))
-    return t.line(*parts)
+    def _line(self, first: int) -> Text:
+        """One row; neighbours of one style are one part."""
+        parts: list[tuple[str, str]] = []
+        cells = range(first, first + self.width)
+        for style, run in groupby(cells, key=self._styles.__getitem__):
+            parts.append(("".join(self._letters[cell] or STROKES[self._sides[cell]] for cell in run), style))
+        return t.line(*parts)
 
 
 def _sign(value: int) -> int:

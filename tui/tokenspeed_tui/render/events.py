@@ -20,6 +20,8 @@ KINDS = {
     "restart": ("R restart", "bad"),
     "stuck": ("! stuck", "bad"),
     "storage_timeout": ("F storage late", "warn"),
+    "slow_reader": ("< slow reader", "warn"),
+    "refused": ("! refused", "warn"),
     "away": ("– away", "bad"),
     "back": ("+ back", "good"),
 }

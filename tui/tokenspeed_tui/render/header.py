@@ -121,7 +121,7 @@ def _notice(picture: Picture, controls: Controls) -> tuple[str, str] | None:
 
 def _progress(picture: Picture) -> str:
     """How far the phase is, where the server tells it."""
-    phase = picture.snapshot.phase if picture.snapshot is not None else None
+    phase = picture.server.progress if picture.server is not None else None
     if phase is None or phase.done is None or not phase.total:
         return ""
     return f" {phase.done} of {phase.total}"

@@ -5,6 +5,7 @@ What all states may do shares a bus: above the line what ends, below it what giv
 Submitted), and below that what comes back from Restoring. A deployment with a peer has a lane more, on top.
 """
 
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ class Plan(NamedTuple):
     height: int
 
 
+@cache
 def plan_machine(states: frozenset[str], width: int) -> Plan:
     """The plan for a role that has ``states``, in ``width`` ≥ LEAST_WIDTH cells."""
     peers = "Bootstrapping" in states
@@ -67,7 +69,8 @@ def plan_machine(states: frozenset[str], width: int) -> Plan:
     if peers:
         boxes |= _upper_lane(boxes)
     boxes = {name: box for name, box in boxes.items() if name in states}
-    routes = {arrow: _route(arrow, boxes, top) for arrow in arrows(states)}
+    own = _own_routes(boxes, top)
+    routes = {arrow: own.get(arrow) or _by_bus(arrow, boxes, top) for arrow in arrows(states)}
     return Plan(boxes, routes, width, top + 9)
 
 
@@ -109,12 +112,9 @@ def _flat_width(name: str) -> int:
     return len(name) + COUNT_WIDTH + 3
 
 
-def _route(arrow: Arrow, boxes: dict[str, Box], top: int) -> list[Point]:
-    """The way of one arrow: along the lane where that is drawn, else over the bus that its target belongs to."""
+def _by_bus(arrow: Arrow, boxes: dict[str, Box], top: int) -> list[Point]:
+    """The way of an arrow over the bus that its target belongs to."""
     source, target = boxes[arrow[0]], boxes[arrow[1]]
-    own = _own_routes(boxes, top).get(arrow)
-    if own is not None:
-        return own
     if arrow[1] in ("Finishing", "Finished"):
         return _ending(arrow, source, target, top)
     if arrow[0] == "Restoring":
