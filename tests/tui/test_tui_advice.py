@@ -167,7 +167,7 @@ def memory(situation: Situation) -> None:
 
 
 FIRES = [
-    ("stuck", stuck, "STUCK: work is waiting and no step landed for 41 s; chatcmpl-00000008 waits: waits for cache"),
+    ("stuck", stuck, "STUCK: work is waiting and no step landed for 41 s; #8 chatcmpl-00000008 waits: waits for cache"),
     ("paused", paused, "an operator paused the engine, 1 wait: POST /continue_generation"),
     ("pool too small", too_small, "may grow to 17,000 tokens and the whole pool has 16,384: raise kv.bytes (now 720"),
     (

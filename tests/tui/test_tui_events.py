@@ -63,11 +63,21 @@ def test_an_event_says_when_what_and_whose():
         event(3, 99.0, kind="something new", text="?"),
     )
     assert lines_of(log) == [
-        "   1.0s something new  ?",
-        "   3.0s ! abort        req-9 was ended by an operator",
-        "    60s X retraction   22 blocks went to the host pool  req-7",
+        "   1.0s something new            ?",
+        "   3.0s ! abort        req-9     req-9 was ended by an operator",
+        "    60s X retraction   req-7     22 blocks went to the host pool",
     ]
     assert lines_of(()) == ["– nothing has happened"]
+
+
+def test_the_page_shows_long_sentences_in_full():
+    text = "with 255 tokens of output it gave 11 blocks to request 12, which was short by 1 block of group full"
+    log = (event(1, 99.0, kind="retraction", text=text, request_id="a" * 32), event(2, 100.0, kind="nan", text="short"))
+    assert len(lines_of(log, width=80)) == 2
+    lines = lines_of(log, width=80, shown="events")
+    assert [line[:8].strip() for line in lines] == ["0.0s", "1.0s", "", ""]
+    assert " ".join(line[33:] for line in lines[1:]).split() == text.split()
+    assert "…aaaaaaaa" in lines[1]
 
 
 def test_every_kind_the_engine_knows_has_a_sign():

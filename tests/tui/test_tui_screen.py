@@ -51,7 +51,7 @@ def test_wider_shows_more():
 
 def test_a_large_screen_shows_more_requests_and_events(story):
     small, large = (screen(told(story), story, size) for size in ((120, 39), (200, 70)))
-    assert sum("chatcmpl" in line for line in large) > sum("chatcmpl" in line for line in small)
+    assert sum("…pl-0000" in line for line in large) > sum("…pl-0000" in line for line in small)
     assert len(max(large, key=len)) == 200
 
 

@@ -38,7 +38,7 @@ class Controls(msgspec.Struct, frozen=True, kw_only=True):
         window: seconds that a sparkline spans.
         paused: whether the picture stands still.
         sort: the order of the requests table.
-        pattern: what a request's id, state or reason must hold to be listed; "" lists all.
+        pattern: what a request's handle (#7), id, state or reason must hold to be listed; "" lists all.
         selected: handle of the selected request; None selects the first row.
         group: the cache group that is shown by itself; "" shows all.
         shown: what fills the screen.
@@ -102,7 +102,7 @@ def listed_requests(picture: Picture, controls: Controls) -> list[RequestView]:
 
 
 def _searched(request: RequestView) -> str:
-    return " ".join(filter(None, (request.request_id, request.state, request.reason))).lower()
+    return " ".join(filter(None, (f"#{request.handle}", request.request_id, request.state, request.reason))).lower()
 
 
 def ordered_requests(picture: Picture, sort: SortKey) -> list[RequestView]:

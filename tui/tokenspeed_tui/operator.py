@@ -20,8 +20,8 @@ class OperatorScreen(DashboardScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("x", "abort", "Abort", tooltip="end the selected request (with --allow-admin)"),
-        Binding("f", "flush", "Flush", tooltip="forget all cached prefixes (with --allow-admin)"),
-        Binding("z", "hold", "Hold", tooltip="stop planning steps, or go on (with --allow-admin)"),
+        Binding("f", "flush", "Flush", show=False, tooltip="forget all cached prefixes (with --allow-admin)"),
+        Binding("z", "hold", "Hold", show=False, tooltip="stop planning steps, or go on (with --allow-admin)"),
     ]
 
     def __init__(self, *arguments: Any, administration: Administration, **options: Any) -> None:

@@ -20,6 +20,7 @@ PATIENCE_S = 2.0
 """A request that waits for less is no reason to turn anything."""
 STORAGE_PATIENCE_S = 5.0
 RECENT_S = 60.0
+NAME_WIDTH = 18
 BUBBLE_SHARE = 0.25
 LEAST_QUERIED_TOKENS = 20_000
 """Prompt tokens after which the hit rate of the prefix cache means something."""
@@ -93,7 +94,8 @@ def _age(request: RequestView) -> float:
 
 
 def _name(request: RequestView) -> str:
-    return t.fitted(request.request_id or f"handle {t.count(request.handle)}", 24).rstrip()
+    """A request as the table has it: its handle, by which the scheduler speaks of it, and the end of its id."""
+    return f"#{t.count(request.handle)} {t.fitted(t.word(request.request_id), NAME_WIDTH, keep_end=True).strip()}"
 
 
 def _stuck(facts: Facts) -> str | None:

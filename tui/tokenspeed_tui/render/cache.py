@@ -232,7 +232,7 @@ def _tier_lines(picture: Picture, width: int) -> list[Text]:
     lines.append(
         t.line(
             ("retracted ", t.TITLE_STYLE),
-            f"{t.count(counters.retractions)} times: {t.count(counters.image_blocks)} blocks saved, ",
+            f"{t.counted(counters.retractions, 'time')}: {t.counted(counters.image_blocks, 'block')} saved, ",
             f"{t.count(counters.restores)} restored, {t.count(counters.recomputed_tokens)} tokens to compute again",
         )
     )

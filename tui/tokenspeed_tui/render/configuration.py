@@ -89,7 +89,7 @@ def _key_rows(picture: Picture, rows: int, width: int) -> int:
 def _kernel_lines(picture: Picture, width: int, rows: int) -> list[Text]:
     """A title, and the kernel of each operation as far as they fit in a few lines."""
     kernels = picture.server.kernels if picture.server is not None else {}
-    lines = [t.title("Kernels", width, f"{len(kernels)} operations" if kernels else "")]
+    lines = [t.title("Kernels", width, t.counted(len(kernels), "operation") if kernels else "")]
     words = " · ".join(f"{operation} {kernel}" for operation, kernel in sorted(kernels.items())) or t.DASH
     most = MOST_KERNEL_LINES if rows >= TALL_ROWS else 1
     wrapped = textwrap.wrap(words, max(width, 1), max_lines=most, placeholder=f" {t.ELLIPSIS}", break_on_hyphens=False)

@@ -43,7 +43,7 @@ def detail_panel(picture: Picture, controls: Controls, width: int, rows: int) ->
     lines += _explanation(request, told, width)
     stays, until, omitted = _stays(picture, request, told)
     lines += _life(stays, until, width, max(2, rows - len(lines)), omitted=omitted, exact=told is not None)
-    return Panel("Request", [t.word(request.request_id), "Esc goes back"], lines)
+    return Panel("Request", [f"#{t.count(request.handle)}", t.word(request.request_id), "Esc goes back"], lines)
 
 
 def _field(name: str, value: str, width: int) -> Text:
@@ -61,7 +61,7 @@ def _fields(request: RequestView, told: DetailView | None) -> list[tuple[str, st
             "holds",
             f"{t.count(request.blocks)} blocks of the device{host}; {t.count(request.computed_tokens)} tokens computed",
         ),
-        ("retracted", f"{t.count(request.retractions)} times; priority {t.count(request.priority)}"),
+        ("retracted", f"{t.counted(request.retractions, 'time')}; priority {t.count(request.priority)}"),
     ]
     if told is not None and told.time is not None and told.arrived:
         fields.append(("arrived", f"{t.duration((told.ended or told.time) - told.arrived)} ago"))

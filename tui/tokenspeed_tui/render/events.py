@@ -26,7 +26,8 @@ KINDS = {
     "back": ("+ back", "good"),
 }
 """How a kind of event is written, and the name of a style; a kind that is not known is written as it came."""
-AGE_WIDTH, KIND_WIDTH = 7, 14
+AGE_WIDTH, KIND_WIDTH, NAME_WIDTH = 7, 14, 9
+LEAST_TEXT_WIDTH = 16
 CALM = "nothing needs turning"
 SIGNS = {"bad": "✖", "warn": "▲", "hint": "○"}
 
@@ -54,7 +55,9 @@ def advice_panel(advice: tuple[Advice, ...], width: int) -> Panel:
             t.line((f"{SIGNS[item.severity]} " if number == 0 else "  ", _style(item)), part)
             for number, part in enumerate(wrapped)
         ]
-    return Panel("Advice", [f"{len(advice)} findings"], lines or [t.line((f"✓ {CALM}", t.GOOD_STYLE))], page="events")
+    return Panel(
+        "Advice", [t.counted(len(advice), "finding")], lines or [t.line((f"✓ {CALM}", t.GOOD_STYLE))], page="events"
+    )
 
 
 def _style(advice: Advice) -> str:
@@ -62,33 +65,43 @@ def _style(advice: Advice) -> str:
 
 
 def events_panel(picture: Picture, controls: Controls, now: float, width: int, rows: int) -> Panel:
-    """The newest events first, from ``controls.scroll`` on where the log has the screen to itself."""
+    """The newest events first: one line each in a part of the screen; in full, and from ``controls.scroll`` on, where
+    the log has a page of its own."""
     events = list(reversed(picture.events))
-    first = min(controls.scroll, last_event_scroll(picture, rows)) if controls.shown == "events" else 0
-    lines = [_event_line(event, now, width) for event in events[first : first + rows]]
-    notes = (
-        [f"{len(events)} kept"]
-        if len(events) <= rows
-        else [f"{first} newer, {max(0, len(events) - first - rows)} older"]
-    )
+    whole = controls.shown == "events"
+    first = min(controls.scroll, last_event_scroll(picture, rows)) if whole else 0
+    lines: list[Text] = []
+    shown = 0
+    for event in events[first:]:
+        if len(lines) >= rows:
+            break
+        lines += _event_lines(event, now, width, wrap=whole)
+        shown += 1
+    older = len(events) - first - shown
+    notes = [f"{first} newer, {older} older" if first or older else f"{len(events)} kept"]
     return Panel("Events", notes, lines or [t.line((f"{t.DASH} nothing has happened", t.MUTED_STYLE))], page="events")
 
 
 def last_event_scroll(picture: Picture, rows: int) -> int:
-    """The largest scroll that still fills ``rows`` lines."""
+    """The largest scroll that still fills ``rows`` lines with events of one line."""
     return max(0, len(picture.events) - rows)
 
 
-def _event_line(event: EventView, now: float, width: int) -> Text:
+def _event_lines(event: EventView, now: float, width: int, *, wrap: bool) -> list[Text]:
+    """When, what, whose and the sentence; that over several lines with ``wrap``."""
     age = t.brief(max(0.0, now - event.time)) if event.time is not None else t.DASH
     kind, style = KINDS.get(event.kind or "", (t.word(event.kind), t.MUTED_STYLE))
-    text = t.line(
+    front = t.line(
         (t.fitted(age, AGE_WIDTH, right=True), t.MUTED_STYLE),
         " ",
         (t.fitted(kind, KIND_WIDTH), style),
         " ",
-        event.text or "",
+        (t.fitted(event.request_id or "", NAME_WIDTH, keep_end=True), t.MUTED_STYLE),
+        " ",
     )
-    if event.request_id and event.request_id not in (event.text or ""):
-        text.append(f"  {event.request_id}", t.MUTED_STYLE)
-    return t.cut(text, width)
+    room = width - front.cell_len
+    text = event.text or ""
+    parts = textwrap.wrap(text, room) if wrap and room >= LEAST_TEXT_WIDTH else [text]
+    lines = [front.append(parts[0] if parts else "")]
+    lines += [t.line(" " * (width - room), part) for part in parts[1:]]
+    return [t.cut(line, width) for line in lines]

@@ -15,6 +15,7 @@ from tokenspeed_tui.view import LatencyView, QuantileView, SnapshotView, StepVie
 STEP_PARTS = (("P", "plan"), ("D", "device"), ("C", "commit"), ("B", "bubble"))
 COMPACT_ROWS = 5
 """Below so many lines the split of a step has one."""
+MANY_MS = 9_995.0
 NAME_WIDTH, FIGURE_WIDTH, TOP_WIDTH = 8, 14, 7
 
 
@@ -94,8 +95,10 @@ def _acceptance(snapshot: SnapshotView) -> str:
 
 
 def _quantiles(measure: QuantileView | None) -> str:
-    """The middle and the 99th percentile, in milliseconds."""
+    """The middle and the 99th percentile, in milliseconds; in seconds where they take many."""
     told = measure or QuantileView()
+    if told.p50 is not None and told.p99 is not None and told.p99 >= MANY_MS:
+        return f"{told.p50 / 1000:.1f}/{told.p99 / 1000:.1f} s"
     return f"{t.milliseconds(told.p50)}/{t.milliseconds(told.p99)} ms"
 
 
@@ -108,6 +111,8 @@ def _measure_line(measure: Measure, window: float, width: int) -> Text:
     if cells < 4:
         return text
     course = measure.course(window, cells)
+    if not any(value is not None for value in course):
+        return text.append(f" {t.DASH}", t.MUTED_STYLE)
     top = measure.top or t.scale(course)
     return text.append(" ").append(t.sparkline(course, top), measure.style).append(_top(measure, top), t.RULE_STYLE)
 
@@ -143,7 +148,7 @@ def _slice(value: float | None, low: float, height: float, lowest: bool) -> str:
 
 
 def _top(measure: Measure, top: float) -> str:
-    return f" ↑{t.percent(top) if measure.top else t.rate(top)}"
+    return f" ↑{t.percent(top) if measure.top else t.axis(top)}"
 
 
 def _axis(window: float, width: int) -> Text:

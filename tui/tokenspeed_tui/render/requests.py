@@ -14,16 +14,18 @@ from tokenspeed_tui.view import RequestView, SnapshotView
 class Columns(NamedTuple):
     """Widths of the columns in cells, and the headings of the figures; the reason takes what is left."""
 
+    handle: int
     name: int
     state: int
     progress: int
     figures: tuple[tuple[str, int], ...]
 
 
-TINY = Columns(8, 10, 0, (("age", 6),))
-NARROW = Columns(8, 10, 0, (("age", 6), ("prompt", 6), ("output", 6), ("blk", 5), ("rt", 2)))
+TINY = Columns(4, 6, 10, 0, (("age", 6),))
+NARROW = Columns(4, 8, 10, 0, (("age", 6), ("prompt", 6), ("output", 6), ("blk", 5)))
 WIDE = Columns(
-    18,
+    5,
+    12,
     11,
     6,
     (("age", 6), ("prompt", 6), ("output", 6), ("cached", 6), ("blocks", 6), ("host", 5), ("rt", 2), ("pr", 2)),
@@ -68,7 +70,7 @@ def _absence(picture: Picture, controls: Controls) -> str:
 
 
 def _heading(columns: Columns) -> Text:
-    cells = ["  " + t.fitted("request", columns.name), t.fitted("state", columns.state)]
+    cells = ["  " + t.fitted("#", columns.handle), t.fitted("request", columns.name), t.fitted("state", columns.state)]
     if columns.progress:
         cells.append(t.fitted("done", columns.progress))
     cells += [t.fitted(name, figure_width, right=True) for name, figure_width in columns.figures]
@@ -105,6 +107,8 @@ def _row(request: RequestView, columns: Columns, width: int, selected: bool) -> 
     }
     text = t.line(
         "> " if selected else "  ",
+        t.fitted(str(request.handle) if request.handle is not None else t.DASH, columns.handle),
+        " ",
         t.fitted(t.word(request.request_id), columns.name, keep_end=True),
         " ",
         (t.fitted(t.word(request.state), columns.state), _state_style(request)),

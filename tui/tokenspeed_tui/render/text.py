@@ -34,6 +34,11 @@ def count(value: int | None) -> str:
     return f"{value / 1e15:.1e}P"
 
 
+def counted(number: int | None, one: str) -> str:
+    """A number of things, in words."""
+    return f"{count(number)} {one}{'' if number == 1 else 's'}"
+
+
 def rate(value: float | None) -> str:
     """A figure per second in at most six characters; something that moves is never shown as 0."""
     if value is None:
@@ -213,6 +218,14 @@ def scale(values: Course) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(largest))
     return next(power * factor for factor in (1.0, 2.0, 5.0, 10.0) if largest <= power * factor * (1 + 1e-9))
+
+
+def axis(top: float) -> str:
+    """The top of an axis in at most five characters."""
+    for unit, size in (("", 1.0), ("k", 1e3), ("M", 1e6), ("G", 1e9)):
+        if top < 1000 * size:
+            return f"{top / size:g}{unit}"
+    return f"{top:.0e}"
 
 
 def beside(left: list[Text], right: list[Text], left_width: int, gap: int) -> list[Text]:
