@@ -1,20 +1,21 @@
 """The live application: themes, and the screen of one server as its first."""
 
 import os
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from textual.app import App
 from textual.screen import Screen
 from textual.theme import Theme
 
-from tokenspeed_tui.admin import Administration
 from tokenspeed_tui.controls import Controls
 from tokenspeed_tui.dashboard import DashboardScreen
 from tokenspeed_tui.observation import Source
-from tokenspeed_tui.operator import OperatorScreen
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.recording import Recorder
 from tokenspeed_tui.themes import BACKGROUNDS, FOREGROUNDS, ThemeName
+
+if TYPE_CHECKING:
+    from tokenspeed_tui.admin import Administration
 
 
 def app_theme(name: Literal["dark", "light"], accent: str, error: str) -> Theme:
@@ -62,7 +63,7 @@ class Dashboard(App[None]):
         recorder: Recorder | None = None,
         replaying: bool = False,
         theme: ThemeName = "dark",
-        administration: Administration | None = None,
+        administration: "Administration | None" = None,
     ) -> None:
         colourless = bool(os.environ.get("NO_COLOR"))
         # By itself Textual turns NO_COLOR into shades of grey; on the terminal's own palette it leaves all colour out.
@@ -73,11 +74,12 @@ class Dashboard(App[None]):
             self.theme = f"tokenspeed-{theme}"
         options: dict[str, Any] = {"interval": interval, "recorder": recorder, "replaying": replaying}
         options["theme"] = "plain" if colourless else theme
-        self.dashboard = (
-            OperatorScreen(source, url, administration=administration, **options)
-            if administration is not None
-            else DashboardScreen(source, url, **options)
-        )
+        if administration is None:
+            self.dashboard = DashboardScreen(source, url, **options)
+        else:
+            from tokenspeed_tui.operator import OperatorScreen
+
+            self.dashboard = OperatorScreen(source, url, administration=administration, **options)
 
     def get_default_screen(self) -> Screen[None]:
         """The server's screen is the first one there is."""

@@ -7,14 +7,15 @@ on the screen waits for the network.
 import asyncio
 import contextlib
 import time
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
-from textual import events, on
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import Footer, Input
+from textual.widget import Widget
+from textual.widgets import Footer
 
 from tokenspeed_tui.controls import (
     PAGES,
@@ -27,7 +28,6 @@ from tokenspeed_tui.controls import (
     stepped_interval,
     stepped_window,
 )
-from tokenspeed_tui.dialogs import FilterLine
 from tokenspeed_tui.keys import key_words
 from tokenspeed_tui.observation import Observation, Source
 from tokenspeed_tui.picture import Picture, advance
@@ -36,6 +36,9 @@ from tokenspeed_tui.render import render_screen
 from tokenspeed_tui.render.screen import scrolled
 from tokenspeed_tui.scene import Scene
 from tokenspeed_tui.themes import ThemeName, other_theme
+
+if TYPE_CHECKING:
+    from textual.widgets import Input
 
 AGE_REFRESH_S = 0.5
 """How often the screen is drawn anew between polls, so that the age of the data counts up."""
@@ -132,7 +135,6 @@ class DashboardScreen(Screen[None]):
         self._source = source
         # Held, not looked up: a poll that is through while the application closes still has where to draw.
         self.scene = Scene()
-        self._filter_line = FilterLine()
         self._recorder = recorder
         self.latest = Picture(url=url)
         self._frozen: Picture | None = None
@@ -153,9 +155,8 @@ class DashboardScreen(Screen[None]):
         return self._frozen or self.latest
 
     def compose(self) -> ComposeResult:
-        """The scene above the filter's line and the list of keys."""
+        """The scene above the list of keys."""
         yield self.scene
-        yield self._filter_line
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
@@ -301,7 +302,6 @@ class DashboardScreen(Screen[None]):
         if self.controls.shown == "detail":
             self.change(shown=self.controls.before)
         elif self.controls.pattern and self.controls.shown in LIST_PAGES:
-            self._filter_line.value = ""
             self.change(pattern="")
             self.refresh_bindings()
         elif self.controls.shown != "main":
@@ -311,31 +311,29 @@ class DashboardScreen(Screen[None]):
 
     def action_filter(self) -> None:
         """Opens the line for a filter, where requests are listed."""
+        from tokenspeed_tui.filter_line import FilterLine
+
         if self.controls.shown not in LIST_PAGES:
             self.change(shown="requests")
-        self._filter_line.display = True
-        self._filter_line.focus()
+        line = FilterLine(self.controls.pattern)
+        self.mount(line, after=self.scene)
+        line.focus()
 
-    @on(Input.Changed)
-    def _filter_typed(self, event: Input.Changed) -> None:
+    def on_input_changed(self, event: "Input.Changed") -> None:
+        """What is typed works at once."""
         self.change(pattern=event.value)
 
-    @on(Input.Submitted)
-    def _filter_kept(self) -> None:
-        self._close_filter()
+    async def on_input_submitted(self, event: "Input.Submitted") -> None:
+        """Keeps the filter."""
+        await self._close(event.input)
 
-    def on_key(self, event: events.Key) -> None:
-        """Esc in the filter's line drops the filter."""
-        if event.key == "escape" and self._filter_line.has_focus:
-            event.stop()
-            event.prevent_default()
-            self._filter_line.value = ""
-            self.change(pattern="")
-            self._close_filter()
+    async def on_filter_line_dropped(self) -> None:
+        """Drops the filter."""
+        self.change(pattern="")
+        await self._close(self.query_one("FilterLine"))
 
-    def _close_filter(self) -> None:
-        self.set_focus(None)
-        self._filter_line.display = False
+    async def _close(self, line: Widget) -> None:
+        await line.remove()
         self.refresh_bindings()
 
     def on_click(self, event: events.Click) -> None:

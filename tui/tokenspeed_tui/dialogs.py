@@ -1,4 +1,4 @@
-"""The two small screens above the dashboard: a question before something is changed, and the line for a filter."""
+"""The question before something is changed."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Footer, Static
 
 
 class Confirm(ModalScreen[bool]):
@@ -37,13 +37,3 @@ class Confirm(ModalScreen[bool]):
     def action_answer(self, agreed: bool) -> None:
         """Closes with the answer."""
         self.dismiss(agreed)
-
-
-class FilterLine(Input):
-    """The line for a filter, below the scene: what is typed works at once."""
-
-    DEFAULT_CSS = "FilterLine { height: 1; border: none; padding: 0; display: none; background: $background; }"
-    DEFAULT_CSS += "\nFilterLine:focus { border: none; }"
-
-    def __init__(self) -> None:
-        super().__init__(placeholder="part of an id, a state or a reason; Enter keeps it, Esc shows all", compact=True)
