@@ -77,7 +77,7 @@ def main() -> int:
     parser.add_argument("--looks", type=int, default=8, help="how often to look at the server (default: %(default)s)")
     parser.add_argument("--press", nargs="*", default=[], metavar="KEY", help="keys to press first (c: configuration)")
     parser.add_argument("--width", type=int, default=120)
-    parser.add_argument("--height", type=int, default=34)
+    parser.add_argument("--height", type=int, default=40)
     parser.add_argument("--output", type=Path, default=Path("docs/images/dashboard.svg"))
     arguments = parser.parse_args()
     source: Source
