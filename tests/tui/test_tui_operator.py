@@ -74,23 +74,22 @@ async def operated(story, administration, **changes):
 
 
 @pytest.mark.parametrize(
-    ("key", "changes", "question", "asked"),
+    ("key", "refusal", "changes", "question", "asked"),
     [
-        ("x", {}, "End the request chatcmpl-00000008?", ("abort", "chatcmpl-00000008")),
-        ("f", {}, "Forget all cached prefixes", ("flush", None)),
-        ("z", {}, "Stop planning steps?", ("hold", True)),
-        ("z", {"paused": True}, "Go on planning steps?", ("hold", False)),
+        ("x", "n", {}, "End the request chatcmpl-00000008?", ("abort", "chatcmpl-00000008")),
+        ("f", "escape", {}, "Forget all cached prefixes", ("flush", None)),
+        ("z", "enter", {}, "Stop planning steps?", ("hold", True)),
+        ("z", "n", {"paused": True}, "Go on planning steps?", ("hold", False)),
     ],
 )
-async def test_each_key_asks_first_and_only_a_yes_does_it(story, key, changes, question, asked):
+async def test_each_key_asks_first_and_only_a_yes_does_it(story, key, refusal, changes, question, asked):
     administration = Noted()
     async with operated(story, administration, **changes) as (app, pilot):
-        for answer in ("n", "escape", "enter"):
-            await pilot.press(key)
-            assert isinstance(app.screen, Confirm)
-            assert question in app.screen.question and story.url in app.screen.question
-            await pilot.press(answer)
-            assert app.screen is app.dashboard
+        await pilot.press(key)
+        assert isinstance(app.screen, Confirm)
+        assert question in app.screen.question and story.url in app.screen.question
+        await pilot.press(refusal)
+        assert app.screen is app.dashboard
         assert administration.asked == []
         await pilot.press(key, "y")
         await until(pilot, lambda: bool(administration.asked))

@@ -180,3 +180,30 @@ def test_parts_that_are_missing_leave_their_row_out_and_nothing_else(story):
     assert ("Submitted", "Prefilling") not in flow_totals(picture.snapshot)
     assert len(flow_totals(picture.snapshot)) == 6
     assert total_hit_rate(picture.snapshot.counters) is None
+
+
+def test_looking_for_long_takes_no_more_memory(story):
+    """After the longest window is full, a picture stays as large as it is; requests come and go meanwhile."""
+    picture, sizes = Picture(url=story.url), {}
+    first = story.snapshot().requests[0]
+    for step in range(2_700):
+        request = msgspec.structs.replace(first, handle=step, request_id=f"request-{step:08d}")
+        event = {"sequence": step, "time": story.epoch + step, "kind": "abort", "request_id": "", "text": "x" * 40}
+        state = story.state(None) | {"snapshot": bare(story, step, request, event)}
+        picture = advance(picture, story.observation(float(step), state=state))
+        if step in (1_799, 2_699):
+            sizes[step] = len(msgspec.json.encode(picture.history)) + len(msgspec.json.encode(picture.events))
+            assert len(picture.timelines) == 1 and len(picture.samples) <= 4
+    assert abs(sizes[2_699] - sizes[1_799]) < 0.01 * sizes[1_799]
+
+
+def bare(story, step: int, request, event: dict) -> dict:
+    """A small snapshot: what grows with time is not in its groups and flows."""
+    return {
+        "time": story.epoch + step,
+        "uptime_s": 1e6 + step,
+        "counters": {"decode_tokens": 10_000_000 + step},
+        "requests": [msgspec.to_builtins(request)],
+        "events": [event],
+        "running": 1,
+    }

@@ -34,8 +34,8 @@ def screen(picture, story, size=(80, 23), **chosen) -> list[str]:
 def test_any_size_gives_exactly_that_size(story):
     observation = story.observation(4.5, configuration=story.configuration())
     picture = advance(told(story), observation)
-    for width in (1, 2, 7, 20, 60, 75, 76, 80, 111, 112, 131, 250):
-        for height in (1, 2, 5, 11, 17, 18, 23, 33, 34, 60):
+    for width in (1, 2, 20, 75, 76, 111, 112, 250):
+        for height in (1, 5, 17, 18, 33, 34, 60):
             for shown in EVERY_PAGE:
                 controls = Controls(shown=shown, keys=KEYS, selected=8)
                 lines = render_screen(picture, controls, story.epoch, width, height)

@@ -1,5 +1,7 @@
 """The state is read without trusting it: a missing or odd field is unknown, never an error and never 0."""
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from tokenspeed.telemetry import snapshot as wire
 from tokenspeed_tui import detail, view
-from tokenspeed_tui.controls import Controls
+from tokenspeed_tui.controls import Controls, Shown
 from tokenspeed_tui.observation import Observation
 from tokenspeed_tui.picture import Picture, advance
 from tokenspeed_tui.render import render_screen
@@ -90,7 +92,11 @@ json_values = st.recursive(
 )
 field_names = st.sampled_from(
     sorted(
-        {*view.ServerView.__struct_fields__, *view.SnapshotView.__struct_fields__, *view.RequestView.__struct_fields__}
+        {
+            *view.ServerView.__struct_fields__,
+            *view.SnapshotView.__struct_fields__,
+            *detail.DetailView.__struct_fields__,
+        }
     )
 )
 objects = st.dictionaries(field_names, json_values, max_size=8)
@@ -102,14 +108,28 @@ configuration_names = st.sampled_from(
 parts = st.dictionaries(configuration_names, json_values, max_size=4)
 
 
-@given(server=objects, snapshot=objects, request=objects, configuration=parts, key=parts, memory=parts)
-def test_no_answer_can_break_the_screen(server, snapshot, request, configuration, key, memory):
+pages = st.sampled_from(get_args(Shown))
+sizes = st.sampled_from([(80, 23), (120, 39), (30, 6)])
+
+
+@given(
+    server=objects,
+    snapshot=objects,
+    request=objects,
+    configuration=parts,
+    key=parts,
+    memory=parts,
+    detail=objects,
+    shown=pages,
+    size=sizes,
+)
+def test_no_answer_can_break_the_screen(server, snapshot, request, configuration, key, memory, detail, shown, size):
     state = {**server, "snapshot": {**snapshot, "requests": [request], "time": 5.0}}
     told = {"keys": [key], "memory": memory, **configuration}
-    observation = Observation(version=1, time=6.0, url="http://host", state=state, configuration=told)
+    observation = Observation(
+        version=1, time=6.0, url="http://host", state=state, configuration=told, detail={**request, **detail}
+    )
     picture = advance(Picture(url="http://host"), observation)
-    for shown in ("main", "detail", "configuration"):
-        for width, height in ((80, 23), (120, 39), (30, 6)):
-            controls = Controls(shown=shown, selected=picture.snapshot.requests[0].handle)
-            lines = render_screen(picture, controls, 7.0, width, height)
-            assert [line.cell_len for line in lines] == [width] * height
+    controls = Controls(shown=shown, selected=picture.snapshot.requests[0].handle)
+    lines = render_screen(picture, controls, 7.0, *size)
+    assert [line.cell_len for line in lines] == [size[0]] * size[1]

@@ -40,7 +40,7 @@ from tokenspeed_tui.themes import ThemeName, other_theme
 if TYPE_CHECKING:
     from textual.widgets import Input
 
-AGE_REFRESH_S = 0.5
+AGE_REFRESH_S = 1.0
 """How often the screen is drawn anew between polls, so that the age of the data counts up."""
 WHEEL_STEP = 3
 SCROLLED_PAGES = ("configuration", "events", "help")
