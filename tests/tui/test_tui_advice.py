@@ -382,6 +382,10 @@ def test_the_line_says_how_many_more_there_are_and_the_page_has_all():
     lines = advice_lines(advice, 60, 2)
     assert [line.plain[:5] for line in lines] == ["✖ one", "one o"]
     assert lines[-1].plain.endswith("… (+1: e)")
+    assert all(line.cell_len <= 60 for line in lines)
+    short = (Advice("b", "warn", "two"), Advice("c", "hint", "three " * 20), Advice("d", "hint", "four"))
+    assert [line.plain[:7] for line in advice_lines(short, 60, 2)] == ["▲ two", "○ three"]
+    assert advice_lines(short, 60, 2)[1].plain.endswith("… (+1: e)")
     body = [line.plain for line in advice_panel(advice, 60).body]
     assert body[-1] == "○ two"
     assert body[0].startswith("✖ one")

@@ -53,17 +53,17 @@ def test_the_panel(story, check_text, size):
 def test_what_something_set_comes_first_and_the_rest_scrolls_by(story, check_text):
     picture = told(story)
     top = panel(picture).splitlines()
-    keys = [line.split()[0] for line in top[4:]]
+    keys = [line.split()[0] for line in top[5:]]
     assert keys[:2] == ["kv.bytes", "scheduler.max_seqs"]
-    assert top[5].split() == ["scheduler.max_seqs", "7", "SET", "scheduler.max_seqs"]
-    assert "0 above, 11 below" in top[3]
+    assert top[6].split() == ["scheduler.max_seqs", "7", "SET", "scheduler.max_seqs"]
+    assert "0 above, 12 below" in top[4]
     controls = Controls(shown="configuration")
     end = scrolled(picture, controls, story.epoch, 80, 23, 1000)
-    assert end == last_scroll(picture, 20, 80) == 11
+    assert end == last_scroll(picture, 19, 80) == 12
     assert scrolled(picture, controls, story.epoch, 80, 23, -1) == 0
     bottom = panel(picture, scroll=end)
     check_text("configuration-scrolled-80x24", bottom)
-    assert "11 above, 0 below" in bottom and "drain_s" in bottom
+    assert "12 above, 0 below" in bottom and "drain_s" in bottom
     assert panel(picture, scroll=4711) == bottom, "a scroll beyond the end shows the end"
 
 
@@ -73,7 +73,7 @@ def test_a_missing_figure_is_a_dash_and_zero_is_zero(story):
     assert rows["state"][-4:] == ["–", "4.0", "MiB", "–"]
     assert rows["weights"][-2:] == ["0.0", "%"]
     assert rows["libraries"][-2:] == ["+25.0", "%"]
-    unset = [line for line in panel(told(story), scroll=9).splitlines() if line.startswith("kv.fraction")]
+    unset = [line for line in panel(told(story), scroll=11).splitlines() if line.startswith("kv.fraction")]
     assert unset == ["kv.fraction                              –"]
 
 
@@ -91,7 +91,7 @@ def test_nothing_told_yet_a_recording_without_it_and_an_older_server(story):
     assert "The recording holds no configuration up to here." in panel(picture, replaying=True)
     old = advance(told(story), story.observation(configuration_error="this server is older " + 20 * "and older "))
     text = panel(old)
-    assert text.splitlines()[4].startswith("this server is older and")
+    assert text.splitlines()[5].startswith("this server is older and")
     assert "kv.bytes" not in text, "what another server said is not shown for this one"
     assert "kv.bytes" in panel(advance(old, story.observation(1.0, configuration=story.configuration())))
 
@@ -132,7 +132,7 @@ def test_what_is_missing_or_odd_is_unknown(story):
     assert read.keys == (view.KeyView(), view.KeyView(key="b?", value="x y?"))
     assert view.read_configuration({"keys": 3, "memory": 3}) == view.ConfigurationView()
     picture = advance(Picture(url=story.url), story.observation(configuration={"keys": [{"key": "b", "value": 1}]}))
-    assert panel(picture).splitlines()[4].split() == ["b", "1", "–"]
+    assert panel(picture).splitlines()[5].split() == ["b", "1", "–"]
 
 
 def test_the_kernels_stand_below_the_memory(story):
@@ -263,11 +263,11 @@ async def test_the_keys_of_the_panel(story):
         await pilot.press("up")
         assert app.controls.scroll == 0
         await pilot.press("down", "down")
-        assert app.controls.scroll == 2 and "2 above, 8 below" in shown(app)
+        assert app.controls.scroll == 2 and "2 above, 10 below" in shown(app)
         await pilot.press("pagedown", "pagedown", "up")
-        assert app.controls.scroll == 9
+        assert app.controls.scroll == 11
         assert app.controls.selected is None, "the selection of the table behind it stays"
-        await pilot.press("pageup")
+        await pilot.press("pageup", "pageup")
         assert app.controls.scroll == 0
         await pilot.press("c")
         assert app.controls.shown == "main", "the same key again goes back"

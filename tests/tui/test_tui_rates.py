@@ -182,6 +182,15 @@ def test_parts_that_are_missing_leave_their_row_out_and_nothing_else(story):
     assert total_hit_rate(picture.snapshot.counters) is None
 
 
+def test_a_detail_stays_while_the_server_is_away(story):
+    picture = advance(Picture(url=story.url), story.observation(0.0, detail={"handle": 8, "request_id": "req-8"}))
+    assert picture.detail is not None and picture.detail.request_id == "req-8"
+    away = advance(picture, story.observation(1.0, state=None, error="no server answers"))
+    assert away.detail == picture.detail
+    gone = advance(away, story.observation(2.0, detail_error="the server knows nothing more of it"))
+    assert (gone.detail, gone.detail_error) == (None, "the server knows nothing more of it")
+
+
 def test_looking_for_long_takes_no_more_memory(story):
     """After the longest window is full, a picture stays as large as it is; requests come and go meanwhile."""
     picture, sizes = Picture(url=story.url), {}

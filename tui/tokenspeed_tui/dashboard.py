@@ -240,7 +240,8 @@ class DashboardScreen(Screen[None]):
             request = chosen_request(self.picture, self.controls.selected)
             wanted = (request.request_id if request is not None else None) or str(self.controls.selected)
         self._source.watch_request(wanted)
-        self.hurry()
+        if wanted is not None:
+            self.hurry()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Details are reached from where requests are listed, and the way back from elsewhere: 80 columns name no key

@@ -101,12 +101,15 @@ def advance(picture: Picture, observation: Observation) -> Picture:
         progress=observation.progress,
         error=clean(observation.error),
         events=_with_presence(picture, observation),
-        detail=read_detail(observation.detail) if observation.detail is not None else None,
-        detail_error=clean(observation.detail_error),
     )
     probed = _with_configuration(probed, observation)
     if observation.state is None:
         return probed
+    probed = msgspec.structs.replace(
+        probed,
+        detail=read_detail(observation.detail) if observation.detail is not None else None,
+        detail_error=clean(observation.detail_error),
+    )
     server = read_server(observation.state)
     seen = msgspec.structs.replace(probed, server=server, seen=observation.time)
     if server.snapshot is None or server.snapshot.time is None:

@@ -119,4 +119,5 @@ THEMES: dict[ThemeName, Theme] = {
 
 def other_theme(name: ThemeName) -> ThemeName:
     """What the theme key changes to: dark and light are each other's; without colour there is nothing to change."""
-    return {"dark": "light", "light": "dark"}.get(name, name)  # type: ignore[return-value]
+    others: dict[ThemeName, ThemeName] = {"dark": "light", "light": "dark"}
+    return others.get(name, name)

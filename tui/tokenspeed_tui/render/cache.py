@@ -1,6 +1,7 @@
 """The KV cache: per group and tier a strip of cells with figures, and the room that is left."""
 
 from collections import Counter
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -29,12 +30,11 @@ TIERS = ("device", "host", "disk")
 MOST_MAP_ROWS = 4
 
 
-class Pool:
+class Pool(NamedTuple):
     """One strip: a group in one tier."""
 
-    def __init__(self, tier: str, group: GroupView) -> None:
-        self.tier = tier
-        self.group = group
+    tier: str
+    group: GroupView
 
 
 def cache_panel(picture: Picture, controls: Controls, width: int, rows: int) -> Panel:

@@ -63,14 +63,19 @@ def _fields(request: RequestView, told: DetailView | None) -> list[tuple[str, st
         ),
         ("retracted", f"{t.counted(request.retractions, 'time')}; priority {t.count(request.priority)}"),
     ]
-    if told is not None and told.time is not None and told.arrived:
-        fields.append(("arrived", f"{t.duration((told.ended or told.time) - told.arrived)} ago"))
-    if told is not None and told.ended is not None:
+    return fields if told is None or told.time is None else _with_times(fields, told, told.time)
+
+
+def _with_times(fields: list[tuple[str, str]], told: DetailView, now: float) -> list[tuple[str, str]]:
+    """The fields with what only the server's own account has: arrival, deadline, and how it ended."""
+    if told.ended is not None:
         because = f": {told.error}" if told.error else ""
-        fields[0] = ("ended", f"{t.word(told.finish_reason)}{because}")
-        fields[-1] = ("lived", fields[-1][1].removesuffix(" ago")) if fields[-1][0] == "arrived" else fields[-1]
-    if request.deadline is not None and told is not None and told.time is not None and told.ended is None:
-        fields.append(("deadline", f"in {t.duration(max(0.0, request.deadline - told.time))}"))
+        fields = [("ended", f"{t.word(told.finish_reason)}{because}"), *fields[1:]]
+        return [*fields, ("lived", t.duration(told.ended - told.arrived))] if told.arrived else fields
+    if told.arrived:
+        fields = [*fields, ("arrived", f"{t.duration(now - told.arrived)} ago")]
+    if told.deadline is not None:
+        fields = [*fields, ("deadline", f"in {t.duration(max(0.0, told.deadline - now))}")]
     return fields
 
 

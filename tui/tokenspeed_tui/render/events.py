@@ -33,16 +33,22 @@ SIGNS = {"bad": "✖", "warn": "▲", "hint": "○"}
 
 
 def advice_lines(advice: tuple[Advice, ...], width: int, most: int) -> list[Text]:
-    """The worst finding, and how many more there are; calm is said too."""
+    """The worst findings in at most ``most`` lines, and how many more there are; calm is said too."""
     if not advice:
         return [t.line((f"✓ {CALM}", t.GOOD_STYLE))]
-    worst = advice[0]
-    more = f" (+{len(advice) - 1}: e)" if len(advice) > 1 else ""
-    text = f"{SIGNS[worst.severity]} {worst.text}"
-    wrapped = textwrap.wrap(text, max(width - len(more), 1), max_lines=most, placeholder=f" {t.ELLIPSIS}")
-    lines = [t.line((part, _style(worst))) for part in wrapped]
-    if more:
-        lines[-1].append(more, t.MUTED_STYLE)
+    lines: list[Text] = []
+    shown = 0
+    for item in advice:
+        if len(lines) == most:
+            break
+        text, room = f"{SIGNS[item.severity]} {item.text}", most - len(lines)
+        wrapped = textwrap.wrap(text, max(width, 1), max_lines=room, placeholder=f" {t.ELLIPSIS}")
+        lines += [t.line((part, _style(item))) for part in wrapped]
+        shown += 1
+    more = f" (+{len(advice) - shown}: e)" if len(advice) > shown else ""
+    if more and lines[-1].cell_len + len(more) > width:
+        lines[-1].truncate(max(0, width - len(more)), overflow="ellipsis")
+    lines[-1].append(more, t.MUTED_STYLE)
     return [t.clickable(part, page="events") for part in lines]
 
 

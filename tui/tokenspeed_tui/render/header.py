@@ -18,9 +18,13 @@ MOST_ADVICE_LINES = 2
 
 
 def render_header(picture: Picture, controls: Controls, now: float, width: int) -> list[Text]:
-    """Two lines, then what matters most now: something about the server itself, or else the advisor's worst finding."""
+    """Two lines, then what matters most now: something about the server itself, or else the advisor's worst findings.
+
+    That has two lines also where it says less: what stands below is not to jump.
+    """
     lines = [_with_tabs(identity_line(picture), controls, width), probes_line(picture, controls, now)]
-    lines += notice_lines(picture, controls, width) or advice_of(picture, controls, now, width)
+    said = notice_lines(picture, controls, width) or advice_of(picture, controls, now, width)
+    lines += said + [t.line("")] * (MOST_ADVICE_LINES - len(said))
     return [t.cut(part, width) for part in lines]
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from tokenspeed_tui.controls import Controls
-from tokenspeed_tui.history import Course, History
+from tokenspeed_tui.history import Counter, Course, Gauge, History
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
 from tokenspeed_tui.render.panel import Panel
@@ -66,12 +66,12 @@ def measures(picture: Picture) -> list[Measure]:
     ]
 
 
-def _rate(history: History, counter: str) -> Callable[[float, int], Course]:
-    return lambda window, cells: history.rate(counter, window, cells)  # type: ignore[arg-type]
+def _rate(history: History, counter: Counter) -> Callable[[float, int], Course]:
+    return lambda window, cells: history.rate(counter, window, cells)
 
 
-def _gauge(history: History, gauge: str) -> Callable[[float, int], Course]:
-    return lambda window, cells: history.gauge(gauge, window, cells)  # type: ignore[arg-type]
+def _gauge(history: History, gauge: Gauge) -> Callable[[float, int], Course]:
+    return lambda window, cells: history.gauge(gauge, window, cells)
 
 
 def _share(history: History) -> Callable[[float, int], Course]:

@@ -12,7 +12,7 @@ from tokenspeed_tui.render.cache import cache_page, cache_panel, cache_rows
 from tokenspeed_tui.render.configuration import last_scroll, render_configuration
 from tokenspeed_tui.render.detail import detail_panel
 from tokenspeed_tui.render.events import advice_panel, events_panel, last_event_scroll
-from tokenspeed_tui.render.header import render_header
+from tokenspeed_tui.render.header import notice_lines, render_header
 from tokenspeed_tui.render.help import help_panel, last_help_scroll
 from tokenspeed_tui.render.machine import absent_words, render_machine
 from tokenspeed_tui.render.panel import FRAME_ROWS, FRAME_WIDTH, Panel, draw, inner_size
@@ -45,7 +45,7 @@ def render_screen(picture: Picture, controls: Controls, now: float, width: int, 
     if kind == "tiny" and controls.shown == "main":
         lines = render_small(picture, controls, now, width, height)
     else:
-        lines = [] if kind == "tiny" else render_header(picture, controls, now, width)
+        lines = _above(picture, controls, now, width, kind)
         rows = height - len(lines)
         lines += _page(picture, controls, now, width, rows, kind)
     lines = lines[:height] + [Text("", end="")] * (height - len(lines))
@@ -55,7 +55,7 @@ def render_screen(picture: Picture, controls: Controls, now: float, width: int, 
 def scrolled(picture: Picture, controls: Controls, now: float, width: int, height: int, step: int) -> int:
     """The scroll of the page on the screen after ``step`` lines more; stays at either end of what there is."""
     kind = size_class(width, height)
-    rows = height - (0 if kind == "tiny" else len(render_header(picture, controls, now, width)))
+    rows = height - len(_above(picture, controls, now, width, kind))
     if controls.shown == "configuration":
         last = last_scroll(picture, rows, width)
     elif controls.shown == "help":
@@ -63,6 +63,12 @@ def scrolled(picture: Picture, controls: Controls, now: float, width: int, heigh
     else:
         last = last_event_scroll(picture, _event_rows(picture, now, width, rows, frame=kind == "wide"))
     return min(max(controls.scroll + step, 0), last)
+
+
+def _above(picture: Picture, controls: Controls, now: float, width: int, kind: Size) -> list[Text]:
+    """What stands above every page: the header; on the smallest screens only what is wrong with the server."""
+    header = notice_lines(picture, controls, width) if kind == "tiny" else render_header(picture, controls, now, width)
+    return [t.cut(part, width) for part in header]
 
 
 def _page(picture: Picture, controls: Controls, now: float, width: int, rows: int, kind: Size) -> list[Text]:
