@@ -21,8 +21,8 @@ class Columns(NamedTuple):
     figures: tuple[tuple[str, int], ...]
 
 
-TINY = Columns(4, 6, 10, 0, (("age", 6),))
-NARROW = Columns(4, 8, 10, 0, (("age", 6), ("prompt", 6), ("output", 6), ("blk", 5)))
+TINY = Columns(4, 0, 10, 0, (("age", 5),))
+NARROW = Columns(4, 6, 10, 0, (("age", 5), ("prompt", 6), ("output", 6), ("blk", 5)))
 WIDE = Columns(
     5,
     12,
