@@ -128,7 +128,7 @@ setup-lint: .make/begin
 	@touch $@
 
 .make/run: .make/third-party .make/scheduler .make/kernel-cpu
-	@$(STEP) local "our own packages" $(LOCAL) --editable ./kernel-backends/core --editable . --editable ./tui
+	@$(STEP) local "our own packages" $(LOCAL) --editable ./kernel-backends/core --editable ./kernel-backends/triton --editable . --editable ./tui
 	@touch $@
 
 .make/test: .make/run .make/requirements-test.txt

@@ -13,8 +13,8 @@ VENDORS = ("cpu", "nvidia", "amd", "npu")
 _EVERYWHERE = ("scheduler", "kernel-backends/core", "kernel-backends/cpu", "tui", ".")
 _OF_VENDOR = {
     "cpu": (),
-    "nvidia": ("kernel-backends/mla", "kernel-backends/nvidia"),
-    "amd": ("kernel-backends/amd",),
+    "nvidia": ("kernel-backends/triton", "kernel-backends/mla", "kernel-backends/nvidia"),
+    "amd": ("kernel-backends/triton", "kernel-backends/amd"),
     "npu": ("kernel-backends/npu",),
 }
 

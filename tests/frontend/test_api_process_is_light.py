@@ -24,6 +24,7 @@ def test_what_the_api_process_imports() -> None:
         "transformers",
         "tokenspeed_kernel",
         "tokenspeed_kernel_cpu",
+        "tokenspeed_kernel_triton",
         "tokenspeed_scheduler",
     )
     ours = ("tokenspeed.device", "tokenspeed.engine", "tokenspeed.layers", "tokenspeed.models", "tokenspeed.launch")

@@ -300,9 +300,9 @@ def test_rows_splits_and_workspace():
     assert partial_workspace_bytes(8, 128, 1, 1) == 0
     assert partial_workspace_bytes(8, 128, 1, 4) == 8 * 128 * 4 * 513 * 4
     assert partial_workspace_bytes(2, 16, 4, 3, latent_dim=256) == 2 * 128 * 3 * 257 * 4
-    assert split_count(1, 128, 1, pages=1000, processors=132) == 132
-    assert split_count(8, 128, 1, pages=1000, processors=132) == 16
-    assert split_count(200, 128, 1, pages=1000, processors=132) == 1
+    assert split_count(1, 128, 1, pages=1000, processors=132) == 125
+    assert split_count(8, 128, 1, pages=1000, processors=132) == 15
+    assert split_count(200, 128, 1, pages=1000, processors=132) == 3
     assert split_count(1, 128, 1, pages=3, processors=132) == 3
     assert split_count(1, 128, 1, pages=0, processors=132) == 1
-    assert split_count(0, 128, 1, pages=9, processors=4) == 4
+    assert split_count(0, 128, 1, pages=9, processors=4) == 1

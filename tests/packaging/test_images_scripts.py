@@ -91,7 +91,8 @@ def test_a_torch_of_another_vendor_ends_the_build(vendor: str, stub: str, fault:
         assert not (tmp_path / "pins.txt").exists()
     else:
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / "pins.txt").read_text() == "torch==2.13.0\n"
+        pinned = (tmp_path / "pins.txt").read_text().splitlines()
+        assert [line for line in pinned if not line.startswith("triton==")] == ["torch==2.13.0"]  # ours may have Triton
 
 
 def test_another_version_of_torch_ends_the_build(tmp_path: Path) -> None:

@@ -38,7 +38,13 @@ Format = Literal["text", "json"]
 FLUSH_S = 2.0
 """How long the end of a process waits for readers of its output."""
 
-OUR_LOGGERS = ("tokenspeed", "tokenspeed_kernel", "tokenspeed_kernel_cpu", "tokenspeed_scheduler")
+OUR_LOGGERS = (
+    "tokenspeed",
+    "tokenspeed_kernel",
+    "tokenspeed_kernel_cpu",
+    "tokenspeed_kernel_triton",
+    "tokenspeed_scheduler",
+)
 """They log at the chosen level, all others only warnings: a library's debug lines may hold what a prompt says."""
 
 DROPS = Drops()

@@ -6,6 +6,8 @@ a request (of which a verify step has several) are folded into the head axis.
 
 import torch
 
+from tokenspeed_kernel.ops.split_plan import best_split_count
+
 TILE_ROWS = 128
 
 
@@ -38,10 +40,10 @@ def tile_rows_padded(heads: int, q_len: int, tile_rows: int = TILE_ROWS) -> int:
 
 
 def split_count(batch: int, heads: int, q_len: int, pages: int, processors: int, tile_rows: int = TILE_ROWS) -> int:
-    """Into how many splits the keys are cut so that every processor has work: processors over query tiles, at least 1
-    and at most the ``pages`` of the longest row."""
-    tiles = max(1, batch * tile_rows_padded(heads, q_len, tile_rows) // tile_rows)
-    return max(1, min(pages, processors // tiles))
+    """Into how many splits the keys are cut so that every processor has work: split_plan.best_split_count for the query
+    tiles of ``batch`` rows, the longest of ``pages`` pages; 1 where there is no row."""
+    tiles = batch * tile_rows_padded(heads, q_len, tile_rows) // tile_rows
+    return best_split_count(tiles, pages, processors)
 
 
 def partial_workspace_bytes(

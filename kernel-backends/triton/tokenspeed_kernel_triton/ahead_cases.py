@@ -1,0 +1,74 @@
+"""The launches that are compiled ahead of time: each kernel in the sizes of well-known models."""
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import torch
+
+from tokenspeed_kernel_triton import paged_attention
+from tokenspeed_kernel_triton.loading import Launch
+from tokenspeed_kernel_triton.paged_attention import Reads
+
+_PAGE, _PAGES, _ROWS = 64, 64, 4
+
+Named: TypeAlias = Iterator[tuple[str, Launch]]
+
+
+def _of(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _paged(kv_heads: int, width: int, dtype: torch.dtype, fields: int) -> tuple[torch.Tensor, torch.Tensor]:
+    cache = _of(_PAGES + 1, fields, kv_heads, _PAGE, width, dtype=dtype)
+    return cache[:, 0], cache[:, -1]
+
+
+def _whole_or_split(q: torch.Tensor, q_rope: torch.Tensor | None, reads: Reads, splits: int) -> Launch:
+    cut = paged_attention.cut_of(q, reads)
+    out, lse = paged_attention.split_workspace(q.shape[0], q.shape[1], splits, q.shape[2], q.device)
+    return paged_attention.launch_of(q, q_rope, reads, cut, out, lse if splits > 1 else None, reads.sinks)
+
+
+def grouped_launches() -> Named:
+    """Grouped-query attention: 64 query heads, 8 KV heads of 128 (Llama 70B), 64 (gpt-oss) and 256 elements."""
+    table, lens = _of(_ROWS, _PAGES, dtype=torch.int32), _of(_ROWS, dtype=torch.int32)
+    starts = _of(_ROWS + 1, dtype=torch.int32)
+    for width, window, sinks in ((128, 0, None), (64, 128, _of(64)), (256, 0, None)):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            k_cache, v_cache = _paged(8, width, dtype, 2)
+            rounded = dtype is torch.bfloat16
+            name = f"{width} elements, {dtype}"
+            decode = Reads(k_cache, v_cache, table, None, lens, 0.1, window, None, 0.0, rounded)
+            extend = Reads(k_cache, v_cache, table, starts, lens, 0.1, window, sinks, 0.0, rounded, "extend")
+            yield f"decode split, {name}", _whole_or_split(_of(_ROWS, 64, width), None, decode, 8)
+            yield f"extend, {name}", _whole_or_split(_of(512, 64, width), None, extend, 1)
+    for splits in (8, 64, 512):
+        partials, lse = paged_attention.split_workspace(_ROWS, 64, splits, 128, torch.device("meta"))
+        launch = paged_attention.merge_of(partials, lse, _of(64), _of(_ROWS, 64, 128), None)
+        yield f"merge {splits} splits of 128 elements, sinks", launch
+
+
+def latent_launches() -> Named:
+    """Latent attention: 128 and 16 heads, a latent of 512 and a rotated key of 64 (DeepSeek)."""
+    table, lens = _of(_ROWS, _PAGES, dtype=torch.int32), _of(_ROWS, dtype=torch.int32)
+    starts = _of(_ROWS + 1, dtype=torch.int32)
+    for heads in (128, 16):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            cache, _ = _paged(1, 576, dtype, 1)
+            rounded = dtype is torch.bfloat16
+            q = _of(_ROWS, heads, 576, dtype=torch.bfloat16 if rounded else torch.float32)
+            chunk = _of(512, heads, 576, dtype=q.dtype)
+            name = f"{heads} heads, {dtype}"
+            decode = Reads(cache, None, table, None, lens, 0.1, rounded=rounded, kind="latent")
+            extend = Reads(cache, None, table, starts, lens, 0.1, rounded=rounded, kind="latent")
+            yield f"MLA decode split, {name}", _whole_or_split(q[..., :512], q[..., 512:], decode, 8)
+            yield f"MLA extend, {name}", _whole_or_split(chunk[..., :512], chunk[..., 512:], extend, 1)
+    partials, lse = paged_attention.split_workspace(_ROWS, 128, 16, 512, torch.device("meta"))
+    launch = paged_attention.merge_of(partials, lse, None, _of(_ROWS, 128, 512), _of(_ROWS, 128))
+    yield "merge 16 splits of 512 elements, lse", launch
+
+
+def launches() -> Named:
+    """All of them, for the architecture of ``device.compiling_for``."""
+    yield from grouped_launches()
+    yield from latent_launches()

@@ -1,0 +1,142 @@
+"""Everything that differs between architectures: tiles, warps and pipeline stages of each kernel, in one place.
+
+None of these figures was measured: no kernel here has run on a GPU yet. They were chosen so that what is compiled keeps
+within the architecture's shared memory and spills nothing (tests/kernel_triton compiles each), and for the operations a
+byte that the tiles give (docs/design/triton-kernels.md).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+SHARED_MEMORY: Mapping[str, int] = MappingProxyType(
+    {
+        "sm_80": 163 << 10,
+        "sm_86": 99 << 10,
+        "sm_90": 227 << 10,
+        "sm_100": 227 << 10,
+        "sm_120": 99 << 10,
+        "gfx942": 64 << 10,
+        "gfx950": 160 << 10,
+    }
+)
+"""Bytes of shared memory (LDS on AMD) that one block may use."""
+
+PROCESSORS: Mapping[str, int] = MappingProxyType(
+    {"sm_80": 108, "sm_86": 84, "sm_90": 132, "sm_100": 148, "sm_120": 188, "gfx942": 304, "gfx950": 256}
+)
+"""Processors (SM, CU) of the largest device of an architecture, for the interpreter; a device says its own."""
+
+LANES: Mapping[str, int] = MappingProxyType({name: 64 if name.startswith("gfx") else 32 for name in SHARED_MEMORY})
+"""Threads of one warp (wave)."""
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """How attention is cut.
+
+    Attributes:
+        rows: pairs of a token and a query head in a tile, at most.
+        keys: keys of one step of the loop.
+        warps: of a block.
+        stages: of the loop's pipeline.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+_Tiles: TypeAlias = dict[str, AttentionTile]
+
+# Exact kernels are there to be right: operands of 32 bits, no bandwidth to be had from larger tiles.
+_EXACT_NVIDIA: _Tiles = {
+    "decode, exact": AttentionTile(16, 32, 4, 1),
+    "decode, wide, exact": AttentionTile(16, 32, 8, 1),
+    "extend, exact": AttentionTile(32, 32, 4, 1),
+    "extend, wide, exact": AttentionTile(16, 32, 8, 1),
+    "latent, exact": AttentionTile(16, 16, 8, 1),
+}
+_EXACT_AMD: _Tiles = {
+    "decode, exact": AttentionTile(16, 32, 4, 1),
+    "decode, wide, exact": AttentionTile(16, 32, 4, 1),
+    "extend, exact": AttentionTile(64, 32, 4, 1),
+    "extend, wide, exact": AttentionTile(32, 32, 4, 1),
+    "latent, exact": AttentionTile(16, 16, 4, 1),
+}
+_SMALL: _Tiles = _EXACT_NVIDIA | {
+    "decode": AttentionTile(16, 32, 4, 2),
+    "decode, wide": AttentionTile(16, 32, 4, 1),
+    "extend": AttentionTile(64, 32, 4, 2),
+    "extend, wide": AttentionTile(64, 32, 8, 1),
+    "latent": AttentionTile(16, 32, 8, 1),
+}
+
+_ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
+    {
+        "sm_80": _EXACT_NVIDIA
+        | {
+            "decode": AttentionTile(16, 64, 4, 2),
+            "decode, wide": AttentionTile(16, 32, 4, 2),
+            "extend": AttentionTile(64, 64, 4, 2),
+            "extend, wide": AttentionTile(64, 32, 8, 2),
+            "latent": AttentionTile(32, 32, 8, 2),
+        },
+        "sm_86": _SMALL,
+        "sm_90": _EXACT_NVIDIA
+        | {
+            "decode": AttentionTile(16, 64, 4, 3),
+            "decode, wide": AttentionTile(16, 64, 4, 2),
+            "extend": AttentionTile(128, 64, 8, 2),
+            "extend, wide": AttentionTile(64, 32, 8, 2),
+            "latent": AttentionTile(64, 16, 8, 2),
+        },
+        "sm_100": _EXACT_NVIDIA
+        | {
+            "decode": AttentionTile(16, 64, 4, 3),
+            "decode, wide": AttentionTile(16, 64, 4, 2),
+            "extend": AttentionTile(128, 64, 8, 2),
+            "extend, wide": AttentionTile(128, 32, 8, 1),
+            "latent": AttentionTile(64, 16, 8, 2),
+        },
+        "sm_120": _SMALL,
+        "gfx942": _EXACT_AMD
+        | {
+            "decode": AttentionTile(16, 32, 4, 1),
+            "decode, wide": AttentionTile(16, 32, 4, 1),
+            "extend": AttentionTile(64, 32, 4, 1),
+            "extend, wide": AttentionTile(64, 32, 4, 1),
+            "latent": AttentionTile(64, 16, 8, 2),
+        },
+        "gfx950": _EXACT_AMD
+        | {
+            "decode": AttentionTile(16, 64, 4, 1),
+            "decode, wide": AttentionTile(16, 32, 4, 1),
+            "extend": AttentionTile(128, 64, 4, 1),
+            "extend, wide": AttentionTile(64, 32, 4, 1),
+            "latent": AttentionTile(64, 16, 8, 2),
+        },
+    }
+)
+
+_WIDE = 128
+
+
+def attention_tile(kind: str, architecture: str, width: int, rounded: bool) -> AttentionTile:
+    """The tile of ``kind``: "decode" and "extend" for keys of ``width`` elements, or "latent", made for 512 + 64."""
+    wide = ", wide" if kind != "latent" and width > _WIDE else ""
+    return _ATTENTION[architecture][f"{kind}{wide}{'' if rounded else ', exact'}"]
+
+
+def float32_products(kind: str, architecture: str) -> str:
+    """How products of float32 are made. On NVIDIA as three products of TF32, which keep 22 bits of each operand; but
+    not over latents, where that takes more registers than there are, and not on AMD, whose matrix instructions take
+    float32 as it is."""
+    return "ieee" if kind == "latent" or architecture.startswith("gfx") else "tf32x3"
+
+
+def row_blocks(rows: int, most: int) -> int:
+    """Rows of a matrix tile for ``rows`` pairs of a token and a head: a power of two from 16 to ``most``."""
+    return max(16, min(most, 1 << max(0, rows - 1).bit_length()))

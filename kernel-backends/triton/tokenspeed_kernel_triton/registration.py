@@ -1,0 +1,83 @@
+"""Registers the kernels: the entry point of the group ``tokenspeed_kernel.plugins``. Imports no Triton."""
+
+from collections.abc import Mapping
+
+from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
+from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
+from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, register_kernel
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, FormatSignature
+from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
+from tokenspeed_kernel_triton import attention
+from tokenspeed_kernel_triton.requirement import TritonRequirement
+
+SOLUTION = "triton"
+ROUNDED_SOLUTION = "triton_bf16"
+"""Attention and products whose operands are rounded to bfloat16: chosen only where the caller allows it."""
+
+COMPILED_ONLY = "compiled_only"
+"""Tag of a kernel that was compiled for GPUs and run by the interpreter, and has never run on a GPU."""
+
+MAX_HEAD_DIM = 256
+MAX_LATENT_DIM = 512
+MAX_ROTARY_DIM = 64
+
+_ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16))
+_ROUNDED_ATTENTION = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
+
+_READ: dict[str, TraitBound] = {
+    "head_dim": Range(1, MAX_HEAD_DIM),
+    "q_per_kv": Range(1),
+    PAGE_SIZE_TRAIT: MultipleOf(1),
+    "causal": one_of(True),
+    "windowed": one_of(False, True),
+    "sinks": one_of(False, True),
+    "soft_cap": one_of(False, True),
+}
+_LATENT_READ: dict[str, TraitBound] = {
+    "latent_dim": Range(1, MAX_LATENT_DIM),
+    "rotary_dim": MultipleOf(2, MAX_ROTARY_DIM),
+    PAGE_SIZE_TRAIT: MultipleOf(1),
+}
+
+
+def _register(
+    operation: str,
+    kernel: KernelFunction,
+    signatures: frozenset[FormatSignature],
+    traits: Mapping[str, TraitBound] | None = None,
+    *,
+    solution: str = SOLUTION,
+) -> None:
+    family, mode = operation.split(".")
+    spec = KernelSpec(
+        name=f"triton_{family}_{mode}" + solution.removeprefix(SOLUTION),
+        family=family,
+        mode=mode,
+        solution=solution,
+        capability=TritonRequirement(),
+        signatures=signatures,
+        traits=traits or {},
+        band=Band.PORTABLE,
+        tags=frozenset({"deterministic", COMPILED_ONLY}),
+    )
+    register_kernel(spec)(kernel)
+
+
+def _register_attention() -> None:
+    for mode, exact, rounded, traits in (
+        ("decode", attention.decode, attention.rounded_decode, _READ),
+        ("extend", attention.extend, attention.rounded_extend, _READ),
+        ("mla_decode", attention.mla_decode, attention.rounded_mla_decode, _LATENT_READ),
+        ("mla_decode_partial", attention.mla_decode_partial, attention.rounded_mla_decode_partial, _LATENT_READ),
+        ("mla_extend", attention.mla_extend, attention.rounded_mla_extend, _LATENT_READ),
+    ):
+        _register(f"attention.{mode}", exact, _ATTENTION, traits)
+        rounding: dict[str, TraitBound] = {**traits, "activations": one_of("bfloat16")}
+        _register(f"attention.{mode}", rounded, _ROUNDED_ATTENTION, rounding, solution=ROUNDED_SOLUTION)
+    merged = frozenset({MERGE_SIGNATURE})
+    _register("attention.merge_partials", attention.merge_partials, merged, {"head_dim": Range(1, MAX_LATENT_DIM)})
+
+
+def register() -> None:
+    """Registers every kernel of this package."""
+    _register_attention()

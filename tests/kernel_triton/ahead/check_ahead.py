@@ -1,0 +1,52 @@
+"""Every kernel compiles for the architectures it is meant for, fits their shared memory and spills next to nothing."""
+
+import pytest
+
+from tokenspeed_kernel_triton.ahead import Compiled, compile_ahead
+from tokenspeed_kernel_triton.ahead_cases import launches
+from tokenspeed_kernel_triton.configs import SHARED_MEMORY
+from tokenspeed_kernel_triton.device import compiling_for
+
+ARCHITECTURES = ("sm_90", "sm_100", "gfx950", "gfx942")
+SHORT = {"decode split, 128 elements, torch.bfloat16": ("sm_90", "gfx950")}
+INSTRUCTIONS = {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma", "gfx950": "v_mfma", "gfx942": "v_mfma"}
+
+SPILLED_BYTES = 16
+"""Of a thread, at most; what the exact kernels for checks may spill is in SPILLED_BYTES_EXACT."""
+SPILLED_BYTES_EXACT = 256
+
+
+def names():
+    with compiling_for("sm_90"):
+        return [name for name, _ in launches()]
+
+
+def compiled(name: str, architecture: str) -> Compiled:
+    with compiling_for(architecture):
+        return compile_ahead(dict(launches())[name], architecture)
+
+
+def cases():
+    for name in names():
+        for architecture in ARCHITECTURES:
+            short = architecture in SHORT.get(name, ())
+            yield pytest.param(name, architecture, marks=() if short else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("name", "architecture"), cases())
+def test_it_compiles_and_fits(name: str, architecture: str) -> None:
+    found = compiled(name, architecture)
+    assert found.shared <= SHARED_MEMORY[architecture]
+    exact = "float16" in name.replace("bfloat16", "") or "float32" in name
+    assert found.spilled <= (SPILLED_BYTES_EXACT if exact else SPILLED_BYTES)
+    if "merge" not in name and (not exact or architecture.startswith("gfx")):
+        assert found.products > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", ["extend, 128 elements, torch.bfloat16", "MLA decode split, 128 heads, torch.bfloat16"]
+)
+def test_products_use_the_largest_matrix_instructions(name: str, architecture: str) -> None:
+    assert INSTRUCTIONS[architecture] in compiled(name, architecture).assembly

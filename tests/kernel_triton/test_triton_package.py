@@ -1,0 +1,169 @@
+"""The package without Triton: what it lists, where it says it runs, how it cuts work. No device, no interpreter."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import util
+
+import pytest
+
+from tokenspeed_kernel.ops.mla_tiling import TILE_ROWS, tile_rows_padded
+from tokenspeed_kernel.ops.split_plan import (
+    BUSY_SHARE,
+    MAX_SPLITS,
+    best_split_count,
+    busy_share,
+    makespan,
+    split_shares,
+)
+from tokenspeed_kernel.platform import current_platform
+from tokenspeed_kernel.plugins import load_plugins
+from tokenspeed_kernel.registry import Band, active_registry
+from tokenspeed_kernel_triton import configs, requirement
+from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY, attention_tile, row_blocks
+from tokenspeed_kernel_triton.device import compiling_for, nvidia_entry
+from tokenspeed_kernel_triton.paged_attention import cut_queries
+from tokenspeed_kernel_triton.registration import COMPILED_ONLY
+from tokenspeed_kernel_triton.requirement import TritonRequirement
+
+
+def on(vendor: str, isa: str, architecture: tuple[int, int]):
+    return replace(current_platform(), vendor=vendor, isa=isa, architecture=architecture, features=frozenset())
+
+
+def test_every_kernel_says_that_it_has_not_run_on_a_gpu_and_does_not_run_here():
+    load_plugins()
+    ours = [k for k in active_registry().kernels() if k.origin.startswith("tokenspeed-appliance-kernel-triton")]
+    assert len(ours) >= 11
+    for kernel in ours:
+        assert kernel.spec.band is Band.PORTABLE and kernel.spec.name.startswith("triton_")
+        assert COMPILED_ONLY in kernel.spec.tags
+        assert kernel.spec.capability.refusal(current_platform()) == "runs on amd, nvidia; this is cpu"
+
+
+def test_listing_the_kernels_imports_no_triton():
+    code = (
+        "import sys; from tokenspeed_kernel.plugins import load_plugins; load_plugins(); print('triton' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [
+        (on("nvidia", "sm_80", (8, 0)), None),
+        (on("nvidia", "sm_103", (10, 3)), None),
+        (on("nvidia", "sm_75", (7, 5)), "needs architecture from (8, 0); this is (7, 5)"),
+        (on("amd", "gfx950", (9, 5)), None),
+        (on("amd", "gfx90a", (9, 0)), "runs on gfx942 and gfx950; this is gfx90a"),
+        (on("npu", "910b", (1, 0)), "runs on amd, nvidia; this is npu"),
+    ],
+)
+def test_where_it_runs(monkeypatch, platform, reason):
+    monkeypatch.setattr(requirement, "find_spec", lambda name: object())
+    assert TritonRequirement().refusal(platform) == reason
+
+
+def test_without_triton_it_says_so(monkeypatch):
+    monkeypatch.setattr(requirement, "find_spec", lambda name: None)
+    told = TritonRequirement().refusal(on("nvidia", "sm_90", (9, 0)))
+    assert told == "needs the package triton, which is not installed"
+    assert util.find_spec("tokenspeed_kernel_triton") is not None
+
+
+def test_the_interpreter_counts_as_a_device(monkeypatch):
+    monkeypatch.setattr(requirement, "find_spec", lambda name: object())
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert TritonRequirement().refusal(current_platform()) is None
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "entry"),
+    [(8, 0, "sm_80"), (8, 9, "sm_86"), (9, 0, "sm_90"), (10, 3, "sm_100"), (13, 0, "sm_130")],
+)
+def test_devices_take_the_tiles_of_their_generation(major, minor, entry):
+    assert nvidia_entry(major, minor) == entry
+
+
+def test_an_unknown_architecture_is_refused_by_name():
+    with pytest.raises(ValueError, match="'sm_9000' is unknown; use one of sm_80"), compiling_for("sm_9000"):
+        pytest.fail("not reached")
+
+
+@pytest.mark.parametrize("architecture", sorted(SHARED_MEMORY))
+def test_every_architecture_has_a_tile_for_everything(architecture):
+    for kind in ("decode", "extend", "latent"):
+        for width in (16, 128, 256):
+            for rounded in (True, False):
+                tile = attention_tile(kind, architecture, width, rounded)
+                assert tile.rows in (16, 32, 64, 128) and tile.keys in (16, 32, 64) and tile.warps in (4, 8)
+    assert {"LANES", "PROCESSORS"} <= set(vars(configs))
+
+
+def test_row_blocks_are_powers_of_two_that_hold_the_rows():
+    for most in (16, 64, 128):
+        for rows in range(1, 300):
+            block = row_blocks(rows, most)
+            assert 16 <= block <= most and block & (block - 1) == 0
+            assert block >= min(rows, most)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8, 16, 48, 100, 128])
+def test_tiles_hold_every_pair_of_a_token_and_a_head(heads):
+    tile = attention_tile("latent", "sm_90", 512, True)
+    for width in range(1, 9):
+        cut = cut_queries(3 * width, 3, heads, True, tile)
+        assert width % cut.tokens == 0
+        per_group = -(-cut.tokens * heads // cut.rows)
+        assert per_group * cut.rows >= cut.tokens * heads
+        assert cut.tiles == 3 * (width // cut.tokens) * per_group
+        assert cut.rows >= cut.tokens * min(heads, cut.rows)
+
+
+# ---------------------------------------------------------------- the plan of splits
+
+
+def simulated(tiles: int, pages: int, splits: int, processors: int) -> int:
+    """Blocks one after the other, splits outermost, each to the processor that is free first."""
+    share = -(-pages // splits)
+    free = [0] * processors
+    for split in range(splits):
+        for _ in range(tiles):
+            first = min(range(processors), key=free.__getitem__)
+            free[first] += max(0, min(share, pages - split * share))
+    return max(free)
+
+
+def test_the_makespan_is_that_of_a_device_that_takes_block_after_block():
+    for processors in (1, 3, 8):
+        for tiles in (0, 1, 2, 7, 11):
+            for pages in (0, 1, 5, 16, 31):
+                for splits in (1, 2, 3, 7, 16):
+                    assert makespan(tiles, pages, splits, processors) == simulated(tiles, pages, splits, processors)
+
+
+@pytest.mark.parametrize("processors", sorted(set(PROCESSORS.values())))
+def test_no_split_count_leaves_a_tenth_of_the_processors_idle_where_the_work_allows_it(processors):
+    """Whatever the number of tiles: with pages enough, the chosen count keeps nine tenths busy."""
+    for tiles in (*range(1, 40), *range(40, 20 * processors, 37), processors - 1, processors, processors + 1):
+        splits = best_split_count(tiles, 4096, processors)
+        assert busy_share(tiles, 4096, splits, processors) >= BUSY_SHARE, (tiles, splits)
+
+
+@pytest.mark.parametrize(("heads", "q_len", "batch"), [(128, 1, 1), (128, 1, 7), (64, 4, 3), (16, 2, 40), (128, 2, 90)])
+def test_latent_decode_of_short_rows_is_as_busy_as_any_count_makes_it(heads, q_len, batch):
+    """Few pages: no other number of splits does better than the chosen one by more than the tenth that is allowed."""
+    tiles = batch * tile_rows_padded(heads, q_len) // TILE_ROWS
+    for pages in (1, 2, 5, 13, 64):
+        chosen = busy_share(tiles, pages, best_split_count(tiles, pages, 132), 132)
+        best = max(busy_share(tiles, pages, splits, 132) for splits in range(1, pages + 1))
+        assert chosen >= min(best, BUSY_SHARE)
+
+
+def test_splits_are_bounded_and_shares_follow_the_contract():
+    assert best_split_count(0, 9, 4) == 1 and best_split_count(3, 0, 4) == 1
+    assert best_split_count(1, 10**6, 10**4) == MAX_SPLITS
+    assert split_shares(10, 7) == (2, 5, 0) and split_shares(10, 4) == (3, 3, 1) and split_shares(0, 3) == (0, 0, 0)
+    with pytest.raises(ValueError, match="cannot be cut into 0 splits"):
+        split_shares(3, 0)
