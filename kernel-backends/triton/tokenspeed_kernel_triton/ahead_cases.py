@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from tokenspeed_kernel_triton import paged_attention
+from tokenspeed_kernel_triton import elementwise, paged_attention, rotary, sampling
 from tokenspeed_kernel_triton.loading import Launch
 from tokenspeed_kernel_triton.paged_attention import Reads
 
@@ -68,7 +68,51 @@ def latent_launches() -> Named:
     yield "merge 16 splits of 512 elements, lse", launch
 
 
+def row_launches() -> Named:
+    """Norms, activations, rotary and the prologues: hidden 8192, 64 query heads on 8 of 128 elements, 128 latent."""
+    x, weight = _of(_ROWS, 8192), _of(8192)
+    yield "rms, 8192 elements", elementwise.norm_of(x, None, weight, 1e-5, x)
+    yield "residual sum and rms, 8192 elements", elementwise.norm_of(x, x, weight, 1e-5, x)
+    for kind in ("silu", "gelu_tanh", "clamped_swiglu", "clamped_silu"):
+        yield f"{kind} of a gate", elementwise.gated_of(x[:, :4096], x[:, 4096:], x[:, 4096:], kind, 1.0, 7.0)
+    yield "sigmoid gate", elementwise.sigmoid_gate_of(x, x, x)
+    yield "sum", elementwise.add_of(x, x)
+    yield "rows scaled", elementwise.scale_rows_of(x, weight, None, x)
+    positions, slots, angles = _of(_ROWS, dtype=torch.int32), _of(_ROWS, dtype=torch.int64), _of(4096, 128)
+    qkv = _of(_ROWS, 80, 128)
+    yield "rotary", rotary.apply_of(qkv[:, :64], positions.unsqueeze(0), None, angles, True)
+    for dtype in (torch.bfloat16, torch.float32):
+        k_cache, v_cache = _paged(8, 128, dtype, 2)
+        heads = (qkv[:, :64], qkv[:, 64:72], qkv[:, 72:])
+        norms = (angles[0], angles[0])
+        yield (
+            f"GQA prologue with head norms, {dtype}",
+            rotary.gqa_prologue_of(*heads, positions, angles, *norms, 1e-6, k_cache, v_cache, slots),
+        )
+        cache, _ = _paged(1, 576, dtype, 1)
+        yield (
+            f"MLA prologue, {dtype}",
+            rotary.mla_prologue_of(
+                _of(_ROWS, 128, 192), _of(_ROWS, 576), positions, angles[:, :64], _of(512), 1e-6, cache, slots
+            ),
+        )
+
+
+def sampling_launches() -> Named:
+    """A vocabulary of 151936 (Qwen)."""
+    logits, floats = _of(_ROWS, 151936), _of(_ROWS)
+    ints, longs = _of(_ROWS, dtype=torch.int32), _of(_ROWS, dtype=torch.int64)
+    yield "sample", sampling.sample_of(logits, floats, ints, floats, floats, longs, ints, ints, ints)
+    counts, seen = _of(8, 151936, dtype=torch.int32), _of(8, 151936, dtype=torch.bool)
+    yield "penalties", sampling.apply_penalties_of(logits, counts, seen, ints, floats, floats, floats)
+    yield "token mask", sampling.apply_token_mask_of(logits, _of(8, 4748, dtype=torch.int32), ints)
+    yield "log-probabilities", sampling.logprobs_of(logits, ints, 20, floats, counts[:, :20], logits[:, :20])
+    yield "NaN in a row", sampling.has_nan_of(logits, seen[:, 0])
+
+
 def launches() -> Named:
     """All of them, for the architecture of ``device.compiling_for``."""
     yield from grouped_launches()
     yield from latent_launches()
+    yield from row_launches()
+    yield from sampling_launches()

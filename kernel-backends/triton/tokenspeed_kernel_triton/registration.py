@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 
+from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
+from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
+from tokenspeed_kernel.ops.rotary import ROTARY_SIGNATURE
+from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_triton import attention
+from tokenspeed_kernel_triton import attention, elementwise, rotary, sampling
 from tokenspeed_kernel_triton.requirement import TritonRequirement
 
 SOLUTION = "triton"
@@ -33,9 +37,19 @@ _READ: dict[str, TraitBound] = {
     "sinks": one_of(False, True),
     "soft_cap": one_of(False, True),
 }
-_LATENT_READ: dict[str, TraitBound] = {
+_PROLOGUE: dict[str, TraitBound] = {
+    "head_dim": MultipleOf(2, MAX_HEAD_DIM),
+    "q_per_kv": Range(1),
+    "qk_norm": one_of(False, True),
+    "partial_rotary": one_of(False, True),
+}
+_LATENT: dict[str, TraitBound] = {
     "latent_dim": Range(1, MAX_LATENT_DIM),
     "rotary_dim": MultipleOf(2, MAX_ROTARY_DIM),
+}
+_LATENT_PROLOGUE: dict[str, TraitBound] = {**_LATENT, "plain_dim": Range(1)}
+_LATENT_READ: dict[str, TraitBound] = {
+    **_LATENT,
     PAGE_SIZE_TRAIT: MultipleOf(1),
 }
 
@@ -47,7 +61,9 @@ def _register(
     traits: Mapping[str, TraitBound] | None = None,
     *,
     solution: str = SOLUTION,
+    by_row: bool = False,
 ) -> None:
+    """``by_row``: each row is computed alone, so its bits depend on no other."""
     family, mode = operation.split(".")
     spec = KernelSpec(
         name=f"triton_{family}_{mode}" + solution.removeprefix(SOLUTION),
@@ -58,7 +74,7 @@ def _register(
         signatures=signatures,
         traits=traits or {},
         band=Band.PORTABLE,
-        tags=frozenset({"deterministic", COMPILED_ONLY}),
+        tags=frozenset({"deterministic", COMPILED_ONLY, *(("row_invariant",) if by_row else ())}),
     )
     register_kernel(spec)(kernel)
 
@@ -78,6 +94,33 @@ def _register_attention() -> None:
     _register("attention.merge_partials", attention.merge_partials, merged, {"head_dim": Range(1, MAX_LATENT_DIM)})
 
 
+def _register_rows() -> None:
+    for operation, kernel in (("norm.rms", elementwise.rms), ("norm.fused_add_rms", elementwise.fused_add_rms)):
+        _register(operation, kernel, frozenset({NORM_SIGNATURE}), by_row=True)
+    for mode in (
+        "silu_and_mul",
+        "gelu_tanh_and_mul",
+        "clamped_swiglu",
+        "clamped_silu",
+        "sigmoid_gate",
+        "add",
+        "scale_rows",
+    ):
+        kernel = getattr(elementwise, mode)
+        _register(f"activation.{mode}", kernel, frozenset({ACTIVATION_SIGNATURE}), by_row=True)
+    axes: dict[str, TraitBound] = {"head_dim": Range(2), "interleaved": one_of(False, True), "axes": Range(1)}
+    _register("rotary.apply", rotary.apply, frozenset({ROTARY_SIGNATURE}), axes, by_row=True)
+    _register("attention.gqa_prologue", rotary.gqa_prologue, _ATTENTION, _PROLOGUE, by_row=True)
+    _register("attention.mla_prologue", rotary.mla_prologue, _ATTENTION, _LATENT_PROLOGUE, by_row=True)
+
+
+def _register_sampling() -> None:
+    for mode in ("sample", "apply_penalties", "apply_token_mask", "logprobs", "has_nan"):
+        _register(f"sampling.{mode}", getattr(sampling, mode), frozenset({SAMPLING_SIGNATURE}), by_row=True)
+
+
 def register() -> None:
     """Registers every kernel of this package."""
     _register_attention()
+    _register_rows()
+    _register_sampling()
