@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tokenspeed_kernel_triton.configs import LANES
+from tokenspeed_kernel_triton.configs import LANES, REGISTERS, SHARED_MEMORY
 from tokenspeed_kernel_triton.loading import Launch, device_code
 
 _DTYPES = {
@@ -29,6 +29,9 @@ _DTYPES = {
     torch.bool: "i1",
 }
 _ALIGNED = 16
+
+MOST_THREADS, MOST_BLOCKS = 2048, 32
+"""Of one processor, on every architecture here."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,16 @@ class Compiled:
     spilled: int
     products: int
     assembly: str
+
+
+def resident_blocks(compiled: Compiled, warps: int, architecture: str) -> int:
+    """How many blocks of a kernel one processor holds at a time, by its registers, shared memory and threads; 0 where
+    one is too large."""
+    threads = warps * LANES[architecture]
+    by_threads = MOST_THREADS // threads
+    by_registers = REGISTERS[architecture] // (max(1, compiled.registers) * threads)
+    by_shared = SHARED_MEMORY[architecture] // max(1, compiled.shared)
+    return min(by_threads, by_registers, by_shared, MOST_BLOCKS)
 
 
 def _typed(argument: Any) -> str:

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from tokenspeed_kernel_triton import elementwise, paged_attention, rotary, sampling
+from tokenspeed_kernel_triton import elementwise, linear, paged_attention, rotary, sampling
 from tokenspeed_kernel_triton.loading import Launch
 from tokenspeed_kernel_triton.paged_attention import Reads
 
@@ -110,9 +110,32 @@ def sampling_launches() -> Named:
     yield "NaN in a row", sampling.has_nan_of(logits, seen[:, 0])
 
 
+_KINDS = (
+    ("dense", 0, torch.bfloat16, 1),
+    ("eight", 128, torch.float8_e4m3fn, 1),
+    ("eight", 32, torch.int8, 1),
+    ("int4", 32, torch.uint8, 2),
+    ("int4 above a minimum", 32, torch.uint8, 2),
+    ("e2m1", 32, torch.uint8, 2),
+)
+
+
+def product_launches() -> Named:
+    """A weight of 8192 outputs and 4096 inputs in every kind, for one token and for a chunk."""
+    for kind, group, dtype, in_one in _KINDS:
+        scales = _of(8192, 4096 // group) if group else None
+        planes = linear.Planes(kind, group, (8192, 4096), _of(8192, 4096 // in_one, dtype=dtype), scales, scales)
+        for tokens in (1, 512):
+            for rounded in (True, False):
+                name = f"linear, {tokens} tokens, {kind} ({dtype}){'' if rounded else ', float32 products'}"
+                out = _of(tokens, 8192)
+                yield name, linear.linear_of(_of(tokens, 4096), planes, None, out, rounded)
+
+
 def launches() -> Named:
     """All of them, for the architecture of ``device.compiling_for``."""
     yield from grouped_launches()
     yield from latent_launches()
     yield from row_launches()
     yield from sampling_launches()
+    yield from product_launches()

@@ -28,6 +28,11 @@ PROCESSORS: Mapping[str, int] = MappingProxyType(
 )
 """Processors (SM, CU) of the largest device of an architecture, for the interpreter; a device says its own."""
 
+REGISTERS: Mapping[str, int] = MappingProxyType(
+    {name: 4 * 512 * 64 if name.startswith("gfx") else 65536 for name in SHARED_MEMORY}
+)
+"""32-bit registers of a processor."""
+
 LANES: Mapping[str, int] = MappingProxyType({name: 64 if name.startswith("gfx") else 32 for name in SHARED_MEMORY})
 """Threads of one warp (wave)."""
 
@@ -128,6 +133,51 @@ def attention_tile(kind: str, architecture: str, width: int, rounded: bool) -> A
     """The tile of ``kind``: "decode" and "extend" for keys of ``width`` elements, or "latent", made for 512 + 64."""
     wide = ", wide" if kind != "latent" and width > _WIDE else ""
     return _ATTENTION[architecture][f"{kind}{wide}{'' if rounded else ', exact'}"]
+
+
+@dataclass(frozen=True)
+class LinearTile:
+    """How a product with a weight is cut.
+
+    Attributes:
+        rows: tokens of a tile.
+        columns: outputs of a tile.
+        depth: inputs of a step of the loop, for dense weights; a quantised one takes a group a step.
+        warps: of a block.
+        stages: of the loop's pipeline.
+        precision: of products of float32.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    precision: str = "ieee"
+
+
+_MOST_ROWS: Mapping[str, int] = MappingProxyType(
+    {"sm_80": 64, "sm_86": 64, "sm_90": 128, "sm_100": 128, "sm_120": 64, "gfx942": 64, "gfx950": 128}
+)
+_LINEAR_STAGES: Mapping[str, int] = MappingProxyType(
+    {"sm_80": 3, "sm_86": 2, "sm_90": 3, "sm_100": 3, "sm_120": 2, "gfx942": 1, "gfx950": 2}
+)
+_FEW_ROWS = 32
+
+
+def linear_tile(architecture: str, tokens: int, kind: str, rounded: bool) -> LinearTile:
+    """The tile of a product of ``tokens`` rows; ``kind`` as in linear.Planes.
+
+    Few tokens are a read of the weight: narrow tiles make more blocks that read it at the same time.
+    """
+    if not rounded:
+        rows = row_blocks(tokens, 16 if kind == "eight" else _FEW_ROWS)
+        return LinearTile(rows, 32, 32, 4, 1, float32_products("linear", architecture))
+    rows = row_blocks(tokens, _MOST_ROWS[architecture])
+    few = rows <= _FEW_ROWS
+    columns = 32 if few else 64 if kind == "int4 above a minimum" else 128
+    stages = _LINEAR_STAGES[architecture] if kind == "dense" or few else 1
+    return LinearTile(rows, columns, 64, 4 if rows <= 64 else 8, stages)
 
 
 def float32_products(kind: str, architecture: str) -> str:

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE
+from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.ops.rotary import ROTARY_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, register_kernel
-from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, FormatSignature
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_triton import attention, elementwise, rotary, sampling
+from tokenspeed_kernel_triton import attention, elementwise, linear, rotary, sampling
 from tokenspeed_kernel_triton.requirement import TritonRequirement
 
 SOLUTION = "triton"
@@ -114,6 +115,15 @@ def _register_rows() -> None:
     _register("attention.mla_prologue", rotary.mla_prologue, _ATTENTION, _LATENT_PROLOGUE, by_row=True)
 
 
+def _register_products() -> None:
+    sizes: dict[str, TraitBound] = {"n": Range(0), "k": Range(1)}
+    taken = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in (*linear.DENSE, *linear.QUANTISED))
+    rounded = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in ("bfloat16", *linear.QUANTISED))
+    _register("gemm.linear", linear.make_linear, taken, sizes)
+    rounding: dict[str, TraitBound] = {**sizes, "activations": one_of("bfloat16")}
+    _register("gemm.linear", linear.make_rounded_linear, rounded, rounding, solution=ROUNDED_SOLUTION)
+
+
 def _register_sampling() -> None:
     for mode in ("sample", "apply_penalties", "apply_token_mask", "logprobs", "has_nan"):
         _register(f"sampling.{mode}", getattr(sampling, mode), frozenset({SAMPLING_SIGNATURE}), by_row=True)
@@ -124,3 +134,4 @@ def register() -> None:
     _register_attention()
     _register_rows()
     _register_sampling()
+    _register_products()

@@ -96,9 +96,9 @@ def _linear_case(
 def linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Odd sizes, no rows, one row, one output, many rows; with and without a bias; and inputs of very different
     sizes. With bfloat16 weights all of it again for kernels that may round their inputs to bfloat16, with blocks for
-    those that quantise them."""
+    those too and for those that quantise them."""
     format_name = _FORMAT_NAMES[signature["weight"]]
-    roundings = tuple(_LEVELS) if format_name in BLOCK_ELEMENTS else ()
+    roundings = ("bfloat16", *_LEVELS) if format_name in BLOCK_ELEMENTS else ()
     if format_name == "bfloat16":
         roundings = ("bfloat16",)
     for name, rows, n, k, with_bias in _LINEAR_SHAPES:

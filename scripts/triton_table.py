@@ -1,0 +1,80 @@
+"""Compiles the Triton kernels ahead of time and writes what they take into docs/design/triton-kernels.md.
+
+usage: triton_table.py [ARCHITECTURE ...]
+
+Without architectures: sm_90, sm_100, gfx942 and gfx950. Needs the package triton and no GPU; takes some minutes.
+"""
+
+import sys
+from pathlib import Path
+
+from tokenspeed_kernel_triton.ahead import compile_ahead, resident_blocks
+from tokenspeed_kernel_triton.ahead_cases import launches
+from tokenspeed_kernel_triton.device import compiling_for
+from tokenspeed_kernel_triton.loading import Launch
+
+PAGE = Path(__file__).parent.parent / "docs/design/triton-kernels.md"
+BEGIN, END = "<!-- compiled: begin -->", "<!-- compiled: end -->"
+ARCHITECTURES = ("sm_90", "sm_100", "gfx942", "gfx950")
+HEAD = "| kernel | on | tile | warps, stages | operations a byte | registers | shared KiB | spilled B | blocks |"
+
+
+def intensity(launch: Launch) -> str:
+    """Arithmetic operations for each byte of cache or weight that a tile reads; empty where neither is read."""
+    constants = launch.constants
+    if launch.function == "attend":
+        width = launch.arguments[2].element_size()
+        dim, rope, rows = constants["DIM"], constants["ROPE"], constants["BLOCK_M"]
+        bytes_of_key = (dim + rope if constants["LATENT"] else 2 * dim) * width
+        return f"{2 * rows * (2 * dim + rope) / bytes_of_key:.0f}"
+    if launch.function == "linear":
+        outputs, inputs = launch.arguments[7], constants["INPUTS"]
+        size = launch.arguments[1].numel() * launch.arguments[1].element_size()
+        if constants["KIND"] != "dense":
+            size += 4 * outputs * inputs // constants["GROUP"]
+        return f"{2 * constants['BLOCK_M'] * outputs * inputs / size:.0f}"
+    return ""
+
+
+def tile(launch: Launch) -> str:
+    """Rows and columns of a tile."""
+    constants = launch.constants
+    names = [name for name in ("BLOCK_M", "BLOCK_N", "BLOCK") if name in constants]
+    return " × ".join(str(constants[name]) for name in names)
+
+
+def rows(architecture: str) -> list[str]:
+    """A line for each kernel whose operands are not float32 for exactness."""
+    lines = []
+    with compiling_for(architecture):
+        for name, launch in launches():
+            if launch.function in ("attend", "linear") and not launch.constants["ROUNDED"]:
+                continue
+            found = compile_ahead(launch, architecture)
+            blocks = resident_blocks(found, launch.warps, architecture)
+            figures = (
+                name.replace("torch.", ""),
+                architecture,
+                tile(launch),
+                f"{launch.warps}, {launch.stages}",
+                intensity(launch),
+                found.registers,
+                f"{found.shared / 1024:.0f}",
+                found.spilled,
+                blocks,
+            )
+            lines.append("| " + " | ".join(map(str, figures)) + " |")
+    return lines
+
+
+def main(architectures: list[str]) -> None:
+    """Rewrites the table of the page."""
+    lines = sorted(line for architecture in architectures for line in rows(architecture))
+    table = "\n".join([HEAD, "|---|---|---|---|---|---|---|---|---|", *lines])
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(ARCHITECTURES))
