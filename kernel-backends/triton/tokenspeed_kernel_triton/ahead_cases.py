@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 import torch
 
-from tokenspeed_kernel_triton import elementwise, linear, paged_attention, rotary, sampling
+from tokenspeed_kernel.ops.moe import Routing
+from tokenspeed_kernel_triton import elementwise, linear, moe, paged_attention, rotary, sampling
 from tokenspeed_kernel_triton.loading import Launch
 from tokenspeed_kernel_triton.paged_attention import Reads
 
@@ -132,6 +133,23 @@ def product_launches() -> Named:
                 yield name, linear.linear_of(_of(tokens, 4096), planes, None, out, rounded)
 
 
+def mixture_launches() -> Named:
+    """256 experts of which 8 compute, in groups (DeepSeek-V3): hidden 7168, intermediate 2048; of 256 tokens."""
+    tokens, experts, top_k = 256, 256, 8
+    routing = Routing(experts=experts, top_k=top_k, scoring="sigmoid", corrected=True, groups=8, top_groups=4)
+    ids, weights = _of(tokens, top_k, dtype=torch.int32), _of(tokens, top_k)
+    yield "routing, groups", moe.route_of(routing, _of(experts), _of(tokens, experts), ids, weights)
+    order, starts = _of(tokens * top_k, dtype=torch.int32), _of(experts + 1, dtype=torch.int32)
+    for kind, group, dtype, in_one in _KINDS:
+        shape = (experts * 7168, 2048)
+        scales = _of(shape[0], 2048 // group) if group else None
+        planes = linear.Planes(kind, group, shape, _of(shape[0], 2048 // in_one, dtype=dtype), scales, scales)
+        product = moe.Grouped(planes, None, experts, True)
+        launch = product.launch(_of(tokens * top_k, 2048), weights, order, starts, _of(tokens * top_k, 7168), top_k)
+        yield f"experts' products, {kind} ({dtype})", launch
+    yield "sum of a token's experts", moe.combine_of(_of(tokens * top_k, 7168), ids, _of(tokens, 7168))
+
+
 def launches() -> Named:
     """All of them, for the architecture of ``device.compiling_for``."""
     yield from grouped_launches()
@@ -139,3 +157,4 @@ def launches() -> Named:
     yield from row_launches()
     yield from sampling_launches()
     yield from product_launches()
+    yield from mixture_launches()

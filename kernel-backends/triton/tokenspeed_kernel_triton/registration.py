@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE
+from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
 from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
+from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.ops.rotary import ROTARY_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
@@ -12,7 +13,7 @@ from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_triton import attention, elementwise, linear, rotary, sampling
+from tokenspeed_kernel_triton import attention, elementwise, linear, moe, rotary, sampling
 from tokenspeed_kernel_triton.requirement import TritonRequirement
 
 SOLUTION = "triton"
@@ -124,6 +125,29 @@ def _register_products() -> None:
     _register("gemm.linear", linear.make_rounded_linear, rounded, rounding, solution=ROUNDED_SOLUTION)
 
 
+def _register_mixtures() -> None:
+    routing: dict[str, TraitBound] = {
+        "experts": Range(1, moe.MAX_EXPERTS),
+        "top_k": Range(1),
+        "scoring": one_of(*SCORINGS),
+        "corrected": one_of(False, True),
+        "grouped": one_of(False, True),
+    }
+    _register("moe.route", moe.make_route, frozenset({ROUTE_SIGNATURE}), routing, by_row=True)
+    mixture: dict[str, TraitBound] = {
+        "hidden": Range(1),
+        "intermediate": Range(1),
+        "activation": one_of(*GATED_ACTIVATIONS),
+        "biased": one_of(False, True),
+    }
+    names = (*linear.DENSE, *linear.QUANTISED)
+    taken = frozenset(experts_signature(WEIGHT_FORMATS[one], WEIGHT_FORMATS[two]) for one in names for two in names)
+    _register("moe.experts", moe.make_experts, taken, mixture)
+    rounded = frozenset({experts_signature(BFLOAT16, BFLOAT16)})
+    rounding: dict[str, TraitBound] = {**mixture, "activations": one_of("bfloat16")}
+    _register("moe.experts", moe.make_rounded_experts, rounded, rounding, solution=ROUNDED_SOLUTION)
+
+
 def _register_sampling() -> None:
     for mode in ("sample", "apply_penalties", "apply_token_mask", "logprobs", "has_nan"):
         _register(f"sampling.{mode}", getattr(sampling, mode), frozenset({SAMPLING_SIGNATURE}), by_row=True)
@@ -135,3 +159,4 @@ def register() -> None:
     _register_rows()
     _register_sampling()
     _register_products()
+    _register_mixtures()

@@ -13,7 +13,7 @@ _LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _ragged_row(query_start, rows, tile, TOKENS: tl.constexpr):
+def ragged_row(query_start, rows, tile, TOKENS: tl.constexpr):
     """The row that the tile belongs to: the last one b with query_start[b] // TOKENS + b <= tile.
 
     Row b owns the tiles from there to the next row's: at least as many as its queries fill.
@@ -68,7 +68,7 @@ def attend(
     head_tile = tl.program_id(0) % HEAD_TILES
     split, splits = tl.program_id(2), tl.num_programs(2)
     if RAGGED:
-        row = _ragged_row(query_start, rows, place, TOKENS)
+        row = ragged_row(query_start, rows, place, TOKENS)
         row_start = tl.load(query_start + row)
         queries = tl.load(query_start + row + 1) - row_start
         first_token = (place - row_start // TOKENS - row) * TOKENS
