@@ -128,11 +128,12 @@ setup-lint: .make/begin
 	@touch $@
 
 .make/run: .make/third-party .make/scheduler .make/kernel-cpu
-	@$(STEP) local "our own packages" $(LOCAL) --editable ./kernel-backends/core --editable ./kernel-backends/triton --editable . --editable ./tui
+	@$(STEP) local "our own packages" $(LOCAL) --editable ./kernel-backends/core --editable . --editable ./tui
 	@touch $@
 
 .make/test: .make/run .make/requirements-test.txt
 	@$(STEP) test-packages "packages for tests" $(PIP) install "$(TORCH_SPEC)" --requirement .make/requirements-test.txt
+	@$(STEP) test-local "kernels for GPUs" $(LOCAL) --editable ./kernel-backends/mla --editable ./kernel-backends/triton
 	@touch $@
 
 .make/dev: .make/test .make/requirements-dev.txt

@@ -53,7 +53,16 @@ def test_every_requirement_has_a_lower_and_an_upper_bound() -> None:
 
 
 @pytest.mark.parametrize(
-    "folder", [".", "scheduler", "kernel-backends/core", "kernel-backends/cpu", "kernel-backends/triton", "tui"]
+    "folder",
+    [
+        ".",
+        "scheduler",
+        "kernel-backends/core",
+        "kernel-backends/cpu",
+        "kernel-backends/mla",
+        "kernel-backends/triton",
+        "tui",
+    ],
 )
 def test_each_distribution_is_ours_by_name_and_licence(folder: str) -> None:
     found = project(folder)["project"]

@@ -1,0 +1,107 @@
+"""What the compiler makes of a kernel, looked at without a GPU: its PTX, its machine code, and what a thread takes.
+
+``python -m tokenspeed_mla.ahead`` prints a table of every variant.
+"""
+
+import struct
+import tempfile
+from dataclasses import dataclass
+
+import torch
+
+from tokenspeed_mla.addressing import PAGE_SIZES
+from tokenspeed_mla.compilation import (
+    ELEMENTS,
+    HOPPER,
+    OUTPUTS,
+    Variant,
+    compile_variant,
+    decode_variant,
+    merge_variant,
+)
+
+_REGISTERS, _FRAME = 0x2F, 0x11
+"""Attributes of the section .nv.info: a function's number, then its registers a thread or its bytes of stack."""
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """A compiled kernel.
+
+    Attributes:
+        ptx: its text.
+        registers: of a thread, before setmaxnreg shares them out anew.
+        stack_bytes: of a thread; above 0 where registers were spilt.
+        code_bytes: of the machine code.
+    """
+
+    ptx: str
+    registers: int
+    stack_bytes: int
+    code_bytes: int
+
+
+def compile_ahead(variant: Variant) -> MachineCode:
+    """Compiles a variant and keeps everything. Raises CompileError."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = compile_variant(variant, f"--keep-ptx --keep-cubin --dump-dir {folder}")
+        ptx, cubin = found.__ptx__, bytes(found.__cubin__)
+    facts = dict.fromkeys((_REGISTERS, _FRAME), 0)
+    code = 0
+    for name, content in _sections(cubin):
+        if name == ".nv.info":
+            for attribute, value in _attributes(content):
+                if attribute in facts:
+                    facts[attribute] = max(facts[attribute], value)
+        elif name.startswith(".text."):
+            code += len(content)
+    return MachineCode(ptx, facts[_REGISTERS], facts[_FRAME], code)
+
+
+def _sections(elf: bytes) -> list[tuple[str, bytes]]:
+    """Names and contents of the sections of a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    count, names = struct.unpack_from("<HH", elf, 0x3C)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + 64 * index) for index in range(count)]
+    strings = elf[headers[names][4] :]
+    return [
+        (strings[header[0] : strings.index(b"\0", header[0])].decode(), elf[header[4] : header[4] + header[5]])
+        for header in headers
+        if header[1] != 8  # takes no room in the file
+    ]
+
+
+def _attributes(content: bytes) -> list[tuple[int, int]]:
+    """Attributes of .nv.info that have a function's number and one value."""
+    found, place = [], 0
+    while place < len(content):
+        kind, attribute, size = struct.unpack_from("<BBH", content, place)
+        place += 4
+        if kind == 4:  # a value of ``size`` bytes follows; otherwise the value is in place of the size
+            if size == 8:
+                found.append((attribute, struct.unpack_from("<II", content, place)[1]))
+            place += size
+    return found
+
+
+def variants() -> list[Variant]:
+    """Every variant there is."""
+    decodes = [
+        decode_variant(HOPPER, element, output, page)
+        for element in ELEMENTS
+        for output in (element, torch.float32)
+        for page in PAGE_SIZES
+    ]
+    return decodes + [merge_variant(HOPPER, output) for output in OUTPUTS]
+
+
+def main() -> None:
+    """Prints the table."""
+    print(f"{'variant':<42} registers  stack  code bytes")
+    for variant in variants():
+        code = compile_ahead(variant)
+        print(f"{variant!s:<42} {code.registers:>9} {code.stack_bytes:>6} {code.code_bytes:>11}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Compiles the kernels, each variant once a process.
+
+A variant is what the machine code depends on: architecture, element types, page size, and the compiler's version.
+Batch, heads, queries, splits, lengths and strides are arguments of the code, so nothing is compiled anew when they
+change.
+"""
+
+import contextlib
+import io
+import threading
+import warnings
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from tokenspeed_kernel.serving_guard import note_compilation
+from tokenspeed_mla.addressing import PAGE_SIZES
+
+HOPPER = "sm_90a"
+"""The architecture that the decode is written for: wgmma exists on no other."""
+
+OPTIONS = "--warnings"
+ELEMENTS = (torch.bfloat16, torch.float16)
+OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class CompileError(RuntimeError):
+    """A kernel that the compiler refused, or had a warning for: warnings are errors."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The key of the cache of compiled kernels.
+
+    Attributes:
+        kernel: "decode" or "merge".
+        architecture: such as "sm_90a".
+        element: of queries and cache; None for the merge.
+        output: dtype of the output.
+        page_size: tokens of a page; 0 for the merge.
+        compiler: version of nvidia-cutlass-dsl.
+    """
+
+    kernel: str
+    architecture: str
+    element: torch.dtype | None
+    output: torch.dtype
+    page_size: int
+    compiler: str
+
+    def __str__(self) -> str:
+        parts = [f"mla {self.kernel}", self.architecture]
+        parts += [str(dtype).removeprefix("torch.") for dtype in (self.element, self.output) if dtype is not None]
+        return " ".join(parts + ([f"page {self.page_size}"] if self.page_size else []))
+
+
+_lock = threading.Lock()
+_compiled: dict[Variant, Any] = {}
+
+
+def decode_variant(architecture: str, element: torch.dtype, output: torch.dtype, page_size: int) -> Variant:
+    """The variant of the decode for these; raises ValueError where there is none, ImportError without
+    nvidia-cutlass-dsl."""
+    if architecture != HOPPER:
+        raise ValueError(f"mla decode: there is no kernel for {architecture}; there is one for {HOPPER}")
+    if element not in ELEMENTS:
+        raise ValueError(f"mla decode: element type {element}; use one of {', '.join(map(str, ELEMENTS))}")
+    if page_size not in PAGE_SIZES:
+        raise ValueError(f"mla decode: pages of {page_size} tokens; use one of {', '.join(map(str, PAGE_SIZES))}")
+    return Variant("decode", architecture, element, _checked(output), page_size, _compiler())
+
+
+def merge_variant(architecture: str, output: torch.dtype) -> Variant:
+    """The variant of the merge; raises as decode_variant does."""
+    return Variant("merge", architecture, None, _checked(output), 0, _compiler())
+
+
+def compile_decode(architecture: str, element: torch.dtype, output: torch.dtype, page_size: int) -> Any:
+    """The compiled decode, called as HopperDecode.__call__ (kernels/hopper.py) without ``self``. Raises CompileError,
+    and what decode_variant does."""
+    return _get(decode_variant(architecture, element, output, page_size))
+
+
+def compile_merge(architecture: str, output: torch.dtype) -> Any:
+    """The compiled merge, called as MergePartials.__call__ (kernels/merge.py) without ``self``. Raises as
+    compile_decode does."""
+    return _get(merge_variant(architecture, output))
+
+
+def _checked(output: torch.dtype) -> torch.dtype:
+    if output not in OUTPUTS:
+        raise ValueError(f"mla: output type {output}; use one of {', '.join(map(str, OUTPUTS))}")
+    return output
+
+
+def _compiler() -> str:
+    try:
+        return version("nvidia-cutlass-dsl")
+    except PackageNotFoundError:
+        raise ImportError(
+            "the MLA kernels are compiled by nvidia-cutlass-dsl, which is not installed: "
+            "pip install 'tokenspeed-appliance-mla[nvidia]'"
+        ) from None
+
+
+def _get(variant: Variant) -> Any:
+    with _lock:
+        found = _compiled.get(variant)
+        if found is None:
+            note_compilation(str(variant))
+            found = _compiled[variant] = compile_variant(variant)
+    return found
+
+
+def compile_variant(variant: Variant, options: str = "") -> Any:
+    """Compiles anew, with further ``options`` of the compiler. Whatever it says beside the code is an error: it warns
+    through Python's warnings while it traces, and prints what its later passes find. Raises CompileError."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            found = _TRACES[variant.kernel](variant, f"{OPTIONS} --gpu-arch {variant.architecture} {options}".strip())
+        except Warning as warning:
+            raise CompileError(f"{variant}: the compiler warns: {warning}") from warning
+        except Exception as error:
+            raise CompileError(f"{variant} does not compile: {error}") from error
+    if said.getvalue().strip():
+        raise CompileError(f"{variant}: the compiler warns: {said.getvalue().strip()}")
+    return found
+
+
+def element_type(dtype: torch.dtype) -> Any:
+    """The DSL's name for a dtype."""
+    import cutlass
+
+    return {
+        torch.bfloat16: cutlass.BFloat16,
+        torch.float16: cutlass.Float16,
+        torch.float32: cutlass.Float32,
+        torch.int32: cutlass.Int32,
+    }[dtype]
+
+
+def address_of(tensor: torch.Tensor, alignment: int = 4) -> Any:
+    """A tensor as a compiled kernel takes it: its address, which is a multiple of ``alignment`` bytes. Raises
+    ValueError where it is none."""
+    if tensor.data_ptr() % alignment:
+        raise ValueError(f"mla: a tensor begins at {tensor.data_ptr():#x}, which is no multiple of {alignment}")
+    return _pointer(tensor.dtype, tensor.data_ptr(), alignment)
+
+
+def stream_of(device: torch.device) -> Any:
+    """The present stream of a GPU as a compiled kernel takes it."""
+    from cuda.bindings.driver import CUstream
+
+    return CUstream(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _pointer(dtype: torch.dtype, address: int, alignment: int) -> Any:
+    from cutlass.cute import AddressSpace
+    from cutlass.cute.runtime import make_ptr
+
+    return make_ptr(element_type(dtype), address, AddressSpace.gmem, assumed_align=alignment)
+
+
+def _some(dtype: torch.dtype, alignment: int = 4) -> Any:
+    """A pointer to compile with: only its type and alignment count."""
+    return _pointer(dtype, 1024, alignment)
+
+
+def _trace_decode(variant: Variant, options: str) -> Any:
+    import cutlass.cute as cute
+    from cuda.bindings.driver import CUstream
+
+    from tokenspeed_mla.kernels.hopper import HopperDecode
+
+    assert variant.element is not None
+    pointers = [_some(variant.element, 16), _some(variant.element, 16), _some(torch.int32), _some(torch.int32)]
+    pointers += [_some(variant.output, 16), _some(torch.float32)]
+    kernel = HopperDecode(element_type(variant.element), element_type(variant.output), variant.page_size)
+    return cute.compile(kernel, *pointers, *[1] * 13, 1.0, CUstream(0), options=options)
+
+
+def _trace_merge(variant: Variant, options: str) -> Any:
+    import cutlass.cute as cute
+    from cuda.bindings.driver import CUstream
+
+    from tokenspeed_mla.kernels.merge import MergePartials
+
+    pointers = [_some(torch.float32, 16), _some(torch.float32), _some(variant.output, 16), _some(torch.float32)]
+    kernel = MergePartials(element_type(variant.output))
+    return cute.compile(kernel, *pointers, *[1] * 7, CUstream(0), options=options)
+
+
+_TRACES = {"decode": _trace_decode, "merge": _trace_merge}

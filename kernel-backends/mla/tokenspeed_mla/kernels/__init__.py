@@ -1,0 +1,1 @@
+"""What runs on the device. Importing a module of this folder imports the DSL."""

@@ -1,0 +1,75 @@
+"""The registered kernels: the operations of tokenspeed_kernel.ops, made of the calls of decode.py.
+
+Their activations come in float32. Queries are rounded to bfloat16, and so are the weights of the softmax, which is what
+the trait ``activations`` lets them do.
+"""
+
+import torch
+
+from tokenspeed_mla.addressing import LATENT, WIDTH
+from tokenspeed_mla.decode import by_group, launch_decode, mla_decode
+from tokenspeed_mla.decode import merge_partials as merge_rows
+from tokenspeed_mla.plan import DecodePlan
+
+
+def _queries(q_latent: torch.Tensor, q_rope: torch.Tensor, batch: int, dtype: torch.dtype) -> torch.Tensor:
+    """Both parts as mla_decode takes them: [B, q_len, H, 576], rounded."""
+    tokens, heads, _ = q_latent.shape
+    q = torch.empty((batch, tokens // batch, heads, WIDTH), dtype=dtype, device=q_latent.device)
+    rows = q.view(tokens, heads, WIDTH)
+    rows[..., :LATENT].copy_(q_latent)
+    rows[..., LATENT:].copy_(q_rope)
+    return q
+
+
+def decode(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    latent_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """attention.mla_decode."""
+    batch = seq_lens.shape[0]
+    if batch == 0:
+        return
+    q = _queries(q_latent, q_rope, batch, latent_cache.dtype)
+    found_lse = None if lse is None else lse.view(q.shape[:3])
+    into = out.view(*q.shape[:3], LATENT)
+    mla_decode(q, latent_cache[:, 0], page_table, seq_lens, scale, out=into, lse=found_lse)
+
+
+def decode_partial(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    latent_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """attention.mla_decode_partial."""
+    batch = seq_lens.shape[0]
+    if batch == 0:
+        return
+    q = _queries(q_latent, q_rope, batch, latent_cache.dtype)
+    plan = DecodePlan(batch, q.shape[1], q.shape[2], out.shape[0])
+    launch_decode(plan, q, latent_cache[:, 0], page_table, seq_lens, scale, *by_group(plan, out, lse))
+
+
+def merge_partials(
+    partials: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None
+) -> None:
+    """attention.merge_partials."""
+    splits, tokens, heads, _ = partials.shape
+    rows = tokens * heads
+    merge_rows(
+        partials.view(splits, rows, LATENT),
+        partial_lse.view(splits, rows),
+        out.view(rows, LATENT),
+        None if lse is None else lse.view(rows),
+    )

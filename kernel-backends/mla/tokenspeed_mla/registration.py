@@ -1,0 +1,54 @@
+"""Registers the kernels: the entry point of the group ``tokenspeed_kernel.plugins``. Imports no compiler."""
+
+from collections.abc import Mapping
+
+from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
+from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
+from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT32, FormatSignature
+from tokenspeed_kernel.traits import TraitBound, one_of
+from tokenspeed_mla import operations
+from tokenspeed_mla.addressing import LATENT, PAGE_SIZES, ROTARY
+from tokenspeed_mla.requirement import ON_ANY, ON_HOPPER
+
+SOLUTION = "mla_cute"
+
+COMPILED_ONLY = "compiled_only"
+"""Tag of a kernel that was compiled for its GPU and whose machine code has never run there."""
+
+_READS = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
+_READ: dict[str, TraitBound] = {
+    "latent_dim": one_of(LATENT),
+    "rotary_dim": one_of(ROTARY),
+    PAGE_SIZE_TRAIT: one_of(*PAGE_SIZES),
+    "activations": one_of("bfloat16"),
+}
+
+
+def _register(
+    mode: str,
+    kernel: KernelFunction,
+    capability: CapabilityRequirement,
+    signatures: frozenset[FormatSignature],
+    traits: Mapping[str, TraitBound],
+) -> None:
+    spec = KernelSpec(
+        name=f"{SOLUTION}_{mode}",
+        family="attention",
+        mode=mode,
+        solution=SOLUTION,
+        capability=capability,
+        signatures=signatures,
+        traits=traits,
+        band=Band.SPECIALISED,
+        tags=frozenset({"deterministic", COMPILED_ONLY}),
+    )
+    register_kernel(spec)(kernel)
+
+
+def register() -> None:
+    """Registers every kernel of this package."""
+    _register("mla_decode", operations.decode, ON_HOPPER, _READS, _READ)
+    _register("mla_decode_partial", operations.decode_partial, ON_HOPPER, _READS, _READ)
+    merged = frozenset({MERGE_SIGNATURE})
+    _register("merge_partials", operations.merge_partials, ON_ANY, merged, {"head_dim": one_of(LATENT)})

@@ -1,0 +1,40 @@
+"""The compiled kernels: the instructions and resources asked for, and the PTX itself, run without a GPU, against the
+reference. Each check compiles in a process of its own."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+CHECKS = Path(__file__).parent.parent / "support" / "mla_checks.py"
+
+pytestmark = pytest.mark.skipif(find_spec("cutlass") is None, reason="needs nvidia-cutlass-dsl to compile")
+
+
+def run(*words: object) -> None:
+    done = subprocess.run([sys.executable, CHECKS, *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_decode_has_the_instructions_and_is_right():
+    run("instructions")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [16, 32, 64, 128])
+@pytest.mark.parametrize("half", [False, True], ids=["bfloat16", "float16"])
+def test_every_variant_is_right(page, half):
+    run("shapes", page, int(half))
+
+
+@pytest.mark.long
+def test_every_variant_compiles_without_warnings_and_spills():
+    run("everything_compiles")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", ["mla_decode", "mla_decode_partial", "merge_partials"])
+def test_the_registered_kernels_pass_the_numerics_of_their_operation(kernel):
+    run("numerics", f"mla_cute_{kernel}")

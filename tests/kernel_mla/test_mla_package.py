@@ -1,0 +1,103 @@
+"""Registration, what is refused and why, and that no compiler is imported for it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tokenspeed_kernel.ops.attention import attention_signature
+from tokenspeed_kernel.platform import PlatformInfo, override_platform
+from tokenspeed_kernel.plugins import load_plugins
+from tokenspeed_kernel.registry import active_registry
+from tokenspeed_kernel.selection import SelectionError, select
+from tokenspeed_mla import mla_decode
+from tokenspeed_mla import requirement as mla_requirement
+
+KERNELS = ["mla_cute_merge_partials", "mla_cute_mla_decode", "mla_cute_mla_decode_partial"]
+REQUEST = ("attention", "mla_decode", attention_signature(torch.bfloat16))
+TRAITS = {"latent_dim": 512, "rotary_dim": 64, "kernel_page_size": 64, "activations": "bfloat16"}
+
+
+def gpu(major: int, minor: int) -> PlatformInfo:
+    return PlatformInfo(
+        vendor="nvidia",
+        machine="x86_64",
+        isa=f"sm_{major}{minor}",
+        architecture=(major, minor),
+        driver=(580, 0),
+        cores=8,
+        memory_bytes=1 << 38,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _loaded() -> None:
+    load_plugins()
+
+
+def test_the_kernels_join_through_the_plugin_door_and_say_that_they_never_ran():
+    ours = [kernel for kernel in active_registry().kernels() if kernel.spec.solution == "mla_cute"]
+    assert [kernel.spec.name for kernel in ours] == KERNELS
+    for kernel in ours:
+        assert kernel.origin.startswith("tokenspeed-appliance-mla")
+        assert "compiled_only" in kernel.spec.tags
+
+
+def test_on_hopper_the_decode_is_chosen_where_rounding_is_allowed():
+    with override_platform(gpu(9, 0)):
+        assert select(*REQUEST, TRAITS).spec.name == "mla_cute_mla_decode"
+        exact = select(*REQUEST, {**TRAITS, "activations": "float32"})
+    assert exact.spec.solution != "mla_cute"
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"), [(gpu(10, 0), "needs architecture up to"), (gpu(8, 9), "needs architecture from")]
+)
+def test_other_gpus_are_refused_with_the_reason(platform, reason):
+    spec = active_registry().kernel("mla_cute_mla_decode").spec
+    assert reason in str(spec.capability.refusal(platform))
+
+
+def test_without_the_compiler_the_reason_names_its_package(monkeypatch):
+    monkeypatch.setattr(mla_requirement, "find_spec", lambda name: None)
+    assert "nvidia-cutlass-dsl" in str(mla_requirement.ON_HOPPER.refusal(gpu(9, 0)))
+
+
+@pytest.mark.parametrize("page", [8, 48, 256])
+def test_pages_that_it_cannot_load_are_refused(page):
+    traits = {**TRAITS, "kernel_page_size": page}
+    with override_platform(gpu(9, 0)), pytest.raises(SelectionError, match=f"kernel_page_size is {page}"):
+        select(*REQUEST, traits, override="mla_cute")
+
+
+def test_listing_the_kernels_imports_no_compiler():
+    code = "import sys, tokenspeed_mla; tokenspeed_mla.register(); sys.exit('cutlass' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def operands() -> dict[str, torch.Tensor | float]:
+    return {
+        "q": torch.zeros(2, 1, 4, 576, dtype=torch.bfloat16),
+        "cache": torch.zeros(3, 64, 576, dtype=torch.bfloat16),
+        "page_table": torch.ones(2, 1, dtype=torch.int32),
+        "seq_lens": torch.tensor([5, 6], dtype=torch.int32),
+        "scale": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"q": torch.zeros(2, 1, 4, 512, dtype=torch.bfloat16)}, "is not \\[B, q_len, H, 576\\]"),
+        ({"cache": torch.zeros(3, 64, 576)}, "give both one type"),
+        ({"cache": torch.zeros(3, 64, 580, dtype=torch.bfloat16)[..., :576]}, "TMA takes multiples of 16"),
+        ({"page_table": torch.ones(2, 1)}, "is not int32 \\[2, pages\\]"),
+        ({"seq_lens": torch.tensor([5], dtype=torch.int32)}, "is not int32 \\[2\\]"),
+        ({"scale": 0.0}, "must be above 0"),
+        ({}, "run on NVIDIA GPUs"),
+    ],
+)
+def test_what_the_kernel_cannot_take_is_refused_by_name(changes, says):
+    with pytest.raises(ValueError, match=says):
+        mla_decode(**{**operands(), **changes})

@@ -1,0 +1,421 @@
+"""Runs a compiled kernel's PTX without a GPU: a block's warps by numpy, 32 lanes at a time.
+
+What it covers is what kernel-backends/mla compiles to: integer and float32 arithmetic, shared and global memory, named
+barriers, mbarriers, TMA tile loads with the 128-byte swizzle, and wgmma on 16-bit operands in shared memory. It follows
+the PTX ISA on layouts: shared-memory matrix descriptors, the fragments of wgmma, the swizzle as a function of the
+address.
+
+Lanes that branch apart run from the least place in the text on, each mask by itself. Memory accesses happen at once and
+in the order of issue, so it finds wrong addresses, layouts, counts and deadlocks, and no missing fence. An access
+outside of the memory it was given raises MachineError, and fresh shared memory holds NaN.
+"""
+
+import ctypes
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from ptx_arithmetic import ARITHMETIC, MachineError, bits_of, typed
+from ptx_tensors import LINE_BYTES, TensorMap, operand_places, swizzle, unrounded
+
+LANES = 32
+SHARED_BASE = 1024
+SHARED_BYTES = 232448
+PARAM_BASE = 1 << 60
+PARAM_STRIDE = 4096
+
+
+@dataclass
+class Memory:
+    """The device's memory: what was lent of this process's, and nothing else."""
+
+    regions: list[tuple[int, np.ndarray]] = field(default_factory=list)
+
+    def lend(self, address: int, count: int) -> None:
+        """Lets a kernel have ``count`` bytes of this process's memory."""
+        if count > 0:
+            self.regions.append((address, np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))))
+
+    def locate(self, address: int, count: int) -> np.ndarray:
+        """The ``count`` bytes from ``address`` on, to read or to write."""
+        for base, flat in self.regions:
+            if base <= address and address + count <= base + len(flat):
+                return flat[address - base : address - base + count]
+        raise MachineError(f"global memory at {address:#x} for {count} bytes: nothing is there")
+
+
+@dataclass
+class Barrier:
+    """An mbarrier: arrivals it waits for in each phase, and bytes still to come."""
+
+    count: int
+    pending: int
+    phase: int = 0
+    bytes: int = 0
+
+    def settle(self) -> None:
+        if self.pending < 0:
+            raise MachineError("more arrivals at an mbarrier than it counts")
+        if self.pending == 0 and self.bytes == 0:
+            self.phase ^= 1
+            self.pending = self.count
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line: guard (register, negated), opcode with its suffixes, operands."""
+
+    guard: tuple[str, bool] | None
+    opcode: str
+    parts: tuple[str, ...]
+    operands: tuple[str, ...]
+    text: str
+
+
+class Program:
+    """A kernel's instructions, where its labels stand, and its parameters' names."""
+
+    def __init__(self, ptx: str) -> None:
+        body = ptx[ptx.index(".visible .entry") :]
+        self.parameters = re.findall(r"\.param\s+(?:\.align \d+ )?\.\w+ (\w+)", body[: body.index("{")])
+        text = re.sub(r"//[^\n]*", "", body[body.index("{") :])
+        text = re.sub(r"\.(reg|pragma)[^;]*;", "", text)
+        self.instructions: list[Instruction] = []
+        self.labels: dict[str, int] = {}
+        scope, scopes = "", 0
+        # Labels of an inline block are its own: each gets the block's number.
+        for token in re.finditer(r"([$\w]+):(?!:)|(@?!?[%\w.:]+[^;{}]*(?:\{[^}]*\}[^;{}]*)*;)|([{}])", text):
+            label, line, brace = token.groups()
+            if brace == "{":
+                scopes += 1
+                scope = f"@{scopes}"
+            elif brace == "}":
+                scope = ""
+            elif label:
+                self.labels[label + ("" if label.startswith("$") else scope)] = len(self.instructions)
+            else:
+                self.instructions.append(self._parse(" ".join(line.split()), scope))
+
+    def _parse(self, line: str, scope: str) -> Instruction:
+        guard = None
+        if line.startswith("@"):
+            name, line = line[1:].split(" ", 1)
+            guard = (name.removeprefix("!"), name.startswith("!"))
+        opcode, _, rest = line.rstrip(";").strip().partition(" ")
+        operands = tuple(
+            piece.strip()
+            for piece in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{}\[\]][^,{}\[\]]*", rest)
+            if piece.strip()
+        )
+        if opcode.startswith("bra"):
+            operands = tuple(name if name.startswith("$") else name + scope for name in operands)
+        return Instruction(guard, opcode, tuple(opcode.split(".")), operands, line)
+
+
+class Warp:
+    """32 lanes: registers by name, and where each lane is."""
+
+    def __init__(self, block: "Block", index: int) -> None:
+        self.block, self.index = block, index
+        self.registers: dict[str, np.ndarray] = {}
+        self.places = np.zeros(LANES, dtype=np.int64)
+        self.mask = np.ones(LANES, dtype=bool)
+        lanes = np.arange(LANES, dtype=np.uint32) + LANES * index
+        self.special = {"%tid.x": lanes, "%laneid": lanes % LANES}
+        for axis, number in zip("xyz", block.position, strict=True):
+            self.special[f"%ctaid.{axis}"] = np.full(LANES, number, dtype=np.uint32)
+
+    def value(self, operand: str, kind: str) -> np.ndarray:
+        """An operand's 32 values as ``kind`` (such as "s32", "b64", "f32", "pred")."""
+        if operand in self.special:
+            return typed(self.special[operand], kind)
+        if operand in self.registers:
+            return typed(self.registers[operand], kind)
+        if operand in self.block.parameter_places:
+            number = self.block.parameter_places[operand]
+        elif operand.startswith("__dynamic_shmem__"):
+            number = SHARED_BASE
+        elif operand.startswith("0f"):
+            number = int(operand[2:], 16)
+        elif operand.lstrip("-").isdigit():
+            number = int(operand) & (2**64 - 1)
+        else:
+            raise MachineError(f"register {operand} is read before it is written")
+        return typed(np.full(LANES, number, dtype=np.uint64), kind)
+
+    def write(self, name: str, value: np.ndarray) -> None:
+        """Writes the lanes of the mask. Values are kept as unsigned bits of their own width."""
+        if name == "_":
+            return
+        bits = value if value.dtype == bool else bits_of(value)
+        old = self.registers.get(name)
+        if old is not None and not self.mask.all():
+            if old.dtype != bits.dtype:
+                width = max(old.dtype, bits.dtype, key=lambda kind: kind.itemsize)
+                old, bits = old.astype(width), bits.astype(width)
+            bits = np.where(self.mask, bits, old)
+        self.registers[name] = bits.copy()
+
+    def uniform(self, operand: str, kind: str) -> int:
+        """The one value of the lanes of the mask; MachineError where they differ."""
+        values = self.value(operand, kind)[self.mask]
+        if (values != values[0]).any():
+            raise MachineError(f"{operand} differs between lanes")
+        return int(values[0])
+
+    def address(self, operand: str) -> np.ndarray:
+        """Of ``[register+number]``, for every lane."""
+        name, _, offset = operand.strip("[]").partition("+")
+        return self.value(name.strip(), "u64") + np.uint64(int(offset or 0) & (2**64 - 1))
+
+    def run(self) -> Iterator[bool]:
+        """Yields where it has to wait: False where it could not get on."""
+        program, ends = self.block.program, len(self.block.program.instructions)
+        while True:
+            place = int(self.places.min())
+            if place >= ends:
+                return
+            here = self.places == place
+            instruction = program.instructions[place]
+            self.mask = here
+            if instruction.guard is not None:
+                holds = self.value(instruction.guard[0], "pred")
+                self.mask = here & (~holds if instruction.guard[1] else holds)
+            self.places[here] = place + 1
+            if not self.mask.any():
+                continue
+            if instruction.parts[0] == "bra":
+                self.places[self.mask] = program.labels[instruction.operands[0]]
+            elif instruction.parts[0] == "ret":
+                self.places[self.mask] = ends
+            else:
+                yield from self.block.execute(self, instruction)
+
+
+class Block:
+    """One block of a launch. ``parameters`` are bytes, or a TensorMap, in the order of the kernel."""
+
+    def __init__(
+        self,
+        program: Program,
+        memory: Memory,
+        parameters: list[bytes | TensorMap],
+        position: tuple[int, int, int],
+        threads: int,
+    ) -> None:
+        self.program, self.memory, self.position = program, memory, position
+        if len(parameters) != len(program.parameters):
+            raise MachineError(f"{len(parameters)} parameters given; the kernel has {len(program.parameters)}")
+        self.parameter_places = {name: PARAM_BASE + PARAM_STRIDE * i for i, name in enumerate(program.parameters)}
+        self.parameters = parameters
+        self.shared = np.full(SHARED_BYTES, 0xFF, dtype=np.uint8)
+        self.shared_used = 0
+        self.barriers: dict[int, Barrier] = {}
+        self.waiting: dict[int, set[int]] = {}
+        self.rounds: dict[int, int] = {}
+        self.warps = [Warp(self, index) for index in range(threads // LANES)]
+
+    def run(self) -> None:
+        """Until every warp has ended; MachineError where none gets on."""
+        running = [warp.run() for warp in self.warps]
+        stuck = 0
+        while running:
+            moved = False
+            for one in list(running):
+                try:
+                    moved |= bool(next(one))
+                except StopIteration:
+                    running.remove(one)
+                    moved = True
+            stuck = 0 if moved else stuck + 1
+            if stuck > 2:
+                raise MachineError(f"the block is stuck: {len(running)} warps wait")
+
+    def execute(self, warp: Warp, instruction: Instruction) -> Iterator[bool]:
+        """Does one instruction for the lanes of the warp's mask."""
+        name = instruction.parts[0]
+        handler = getattr(self, f"_{name}", None)
+        try:
+            if handler is not None:
+                waits = handler(warp, instruction)
+                if waits is not None:
+                    yield from waits
+            elif name in ARITHMETIC:
+                ARITHMETIC[name](warp, instruction)
+            else:
+                raise MachineError("no such instruction here")
+        except MachineError as error:
+            raise MachineError(f"{instruction.text[:200]}: {error}") from error
+
+    # ------------------------------------------------------------------------------------------------------- memory
+
+    def _bytes(self, address: int, count: int, space: str) -> np.ndarray:
+        if space == "shared":
+            start = address - SHARED_BASE
+            if start < 0 or start + count > SHARED_BYTES:
+                raise MachineError(f"shared memory at {start} for {count} bytes: there are {SHARED_BYTES}")
+            self.shared_used = max(self.shared_used, start + count)
+            return self.shared[start : start + count]
+        if space == "param":
+            index, offset = divmod(address - PARAM_BASE, PARAM_STRIDE)
+            given = self.parameters[index]
+            if isinstance(given, TensorMap) or offset + count > len(given):
+                raise MachineError(f"parameter {index} has no {count} bytes at {offset}")
+            return np.frombuffer(given, dtype=np.uint8)[offset : offset + count]
+        return self.memory.locate(address, count)
+
+    def _vector(self, instruction: Instruction) -> tuple[int, int]:
+        """Elements and bytes of one: of ``ld.global.v4.b32`` 4 and 4."""
+        vector = next((int(part[1:]) for part in instruction.parts if re.fullmatch(r"v[248]", part)), 1)
+        return vector, int(instruction.parts[-1][1:]) // 8
+
+    def _ld(self, warp: Warp, instruction: Instruction) -> None:
+        space = instruction.parts[1]
+        count, width = self._vector(instruction)
+        targets = instruction.operands[0].strip("{}").split(",")
+        addresses = warp.address(instruction.operands[1])
+        values = np.zeros((count, LANES), dtype=f"u{width}")
+        for lane in np.flatnonzero(warp.mask):
+            found = self._aligned(int(addresses[lane]), count * width, space)
+            values[:, lane] = found.view(f"u{width}")
+        for target, value in zip(targets, values, strict=True):
+            warp.write(target.strip(), value)
+
+    def _st(self, warp: Warp, instruction: Instruction) -> None:
+        space = instruction.parts[1]
+        count, width = self._vector(instruction)
+        sources = [name.strip() for name in instruction.operands[1].strip("{}").split(",")]
+        values = np.stack([warp.value(name, f"u{8 * width}") for name in sources])
+        addresses = warp.address(instruction.operands[0])
+        for lane in np.flatnonzero(warp.mask):
+            self._aligned(int(addresses[lane]), count * width, space).view(f"u{width}")[:] = values[:, lane]
+
+    def _aligned(self, address: int, count: int, space: str) -> np.ndarray:
+        if address % count and space != "param":
+            raise MachineError(f"address {address:#x} is no multiple of {count}")
+        return self._bytes(address, count, space)
+
+    def _cp(self, warp: Warp, instruction: Instruction) -> None:
+        """cp.async.bulk.tensor, of one box by one lane."""
+        target, source, barrier = instruction.operands[:3]
+        name, coordinates = re.fullmatch(r"\[(%\w+), \{([^}]*)\}\]", source).groups()  # type: ignore[union-attr]
+        if warp.mask.sum() != 1:
+            raise MachineError(f"{warp.mask.sum()} lanes load; one is meant to")
+        tensor = self.parameters[(warp.uniform(name, "u64") - PARAM_BASE) // PARAM_STRIDE]
+        if not isinstance(tensor, TensorMap):
+            raise MachineError("the parameter is no tensor map")
+        start = [warp.uniform(part.strip(), "s32") for part in coordinates.split(",")]
+        address = int(warp.address(target)[warp.mask][0])
+        for line, place in tensor.lines(start, lambda at, count: self._bytes(at, count, "global")):
+            for chunk in range(0, LINE_BYTES, 16):
+                to = int(swizzle(address + place * LINE_BYTES + chunk))
+                self._bytes(to, 16, "shared")[:] = line[chunk : chunk + 16]
+        if address % 1024:
+            raise MachineError(f"a swizzled box at {address:#x}, which is no multiple of 1024")
+        found = self._barrier(int(warp.address(barrier)[warp.mask][0]))
+        found.bytes -= tensor.box_bytes
+        found.settle()
+
+    # ----------------------------------------------------------------------------------------------- synchronisation
+
+    def _barrier(self, address: int) -> Barrier:
+        if address not in self.barriers:
+            raise MachineError(f"no mbarrier was made at {address}")
+        return self.barriers[address]
+
+    def _mbarrier(self, warp: Warp, instruction: Instruction) -> Iterator[bool] | None:
+        kind, operands = instruction.parts[1], instruction.operands
+        if kind == "try_wait":
+            return self._wait(warp, operands)
+        index = 0 if kind == "init" else 1
+        for lane in np.flatnonzero(warp.mask):
+            address, number = (
+                int(warp.address(operands[index])[lane]),
+                int(warp.value(operands[index + 1], "u32")[lane]),
+            )
+            if kind == "init":
+                self._bytes(address, 8, "shared")
+                self.barriers[address] = Barrier(number, number)
+                continue
+            barrier = self._barrier(address)
+            expects = "expect_tx" in instruction.parts
+            barrier.bytes += number if expects else 0
+            barrier.pending -= 1 if expects else number
+            barrier.settle()
+        return None
+
+    def _wait(self, warp: Warp, operands: tuple[str, ...]) -> Iterator[bool]:
+        mask = warp.mask.copy()
+        barrier = self._barrier(int(warp.address(operands[1])[mask][0]))
+        parity = warp.uniform(operands[2], "u32")
+        while barrier.phase == parity:
+            yield False
+        warp.mask = mask
+        warp.write(operands[0], np.ones(LANES, dtype=bool))
+        yield True
+
+    def _bar(self, warp: Warp, instruction: Instruction) -> Iterator[bool]:
+        if not warp.mask.all():
+            raise MachineError("a part of a warp waits at a barrier")
+        number = int(instruction.operands[0])
+        threads = int(instruction.operands[1]) if len(instruction.operands) > 1 else LANES * len(self.warps)
+        waiting, turn = self.waiting.setdefault(number, set()), self.rounds.get(number, 0)
+        waiting.add(warp.index)
+        if len(waiting) * LANES == threads:
+            waiting.clear()
+            self.rounds[number] = turn + 1
+        while self.rounds.get(number, 0) == turn:
+            yield False
+        yield True
+
+    def _elect(self, warp: Warp, instruction: Instruction) -> None:
+        chosen = np.zeros(LANES, dtype=bool)
+        chosen[np.flatnonzero(warp.mask)[0]] = True
+        warp.write(instruction.operands[0].split("|")[1], chosen)
+
+    def _shfl(self, warp: Warp, instruction: Instruction) -> None:
+        target, source, amount = instruction.operands[:3]
+        lanes, number = np.arange(LANES), warp.uniform(amount, "u32")
+        where = lanes ^ number if "bfly" in instruction.parts else np.full(LANES, number)
+        if not warp.mask[where[warp.mask]].all():
+            raise MachineError("a shuffle reads a lane that is not there")
+        warp.write(target.split("|")[0], warp.value(source, "u32")[where])
+
+    def _fence(self, warp: Warp, instruction: Instruction) -> None:
+        """Memory is in order here."""
+
+    _setmaxnreg = _fence
+
+    # -------------------------------------------------------------------------------------------------------- wgmma
+
+    def _wgmma(self, warp: Warp, instruction: Instruction) -> None:
+        """A warp's 16 rows of D += A B, both in shared memory; fence, commit and wait are nothing here."""
+        if instruction.parts[1] != "mma_async":
+            return
+        if not warp.mask.all():
+            raise MachineError("a part of a warp multiplies")
+        rows, columns = (int(n) for n in re.fullmatch(r"m(\d+)n(\d+)k16", instruction.parts[4]).groups())  # type: ignore[union-attr]
+        registers, left, right, adds, scale_a, scale_b, turn_a, turn_b = instruction.operands
+        if (scale_a, scale_b) != ("1", "1") or rows != 64:
+            raise MachineError("only m64 with scales 1 is modelled")
+        element = instruction.parts[6]
+        own = np.arange(16) + 16 * (warp.index % 4)
+        memory = self.shared.view(np.uint16)
+        places = operand_places(warp.uniform(left, "u64"), own, turn_a == "1") - SHARED_BASE // 2
+        a = unrounded(memory[places], element)
+        places = operand_places(warp.uniform(right, "u64"), np.arange(columns), turn_b == "1") - SHARED_BASE // 2
+        b = unrounded(memory[places], element)
+        product = a.astype(np.float64) @ b.astype(np.float64).T
+        lane, names = np.arange(LANES), [name.strip() for name in registers.strip("{}").split(",")]
+        keeps = warp.value(adds, "pred")
+        for index, name in enumerate(names):
+            row, column = lane // 4 + 8 * (index // 2 % 2), 8 * (index // 4) + 2 * (lane % 4) + index % 2
+            old = np.where(keeps, warp.value(name, "f32"), np.float32(0.0))
+            warp.write(name, (old + product[row, column]).astype(np.float32))
+
+
+def packed(layout: str, *fields: float) -> bytes:
+    """A parameter's bytes, as struct.pack has them, without padding but what ``layout`` says."""
+    return struct.pack(f"<{layout}", *fields)
