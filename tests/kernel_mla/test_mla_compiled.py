@@ -35,6 +35,13 @@ def test_every_variant_compiles_without_warnings_and_spills():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kernel", ["mla_decode", "mla_decode_partial", "merge_partials"])
+@pytest.mark.parametrize("kernel", ["mla_decode", "mla_decode_partial", "mla_extend", "merge_partials"])
 def test_the_registered_kernels_pass_the_numerics_of_their_operation(kernel):
     run("numerics", f"mla_cute_{kernel}")
+
+
+@pytest.mark.long
+def test_the_page_says_what_the_compiler_makes():
+    script = Path(__file__).parents[2] / "scripts" / "describe_mla_kernels.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

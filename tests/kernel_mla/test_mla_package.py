@@ -14,7 +14,7 @@ from tokenspeed_kernel.selection import SelectionError, select
 from tokenspeed_mla import mla_decode
 from tokenspeed_mla import requirement as mla_requirement
 
-KERNELS = ["mla_cute_merge_partials", "mla_cute_mla_decode", "mla_cute_mla_decode_partial"]
+KERNELS = ["mla_cute_merge_partials", "mla_cute_mla_decode", "mla_cute_mla_decode_partial", "mla_cute_mla_extend"]
 REQUEST = ("attention", "mla_decode", attention_signature(torch.bfloat16))
 TRAITS = {"latent_dim": 512, "rotary_dim": 64, "kernel_page_size": 64, "activations": "bfloat16"}
 

@@ -83,6 +83,12 @@ def test_one_row_on_a_whole_gpu_is_split_and_many_are_not():
     assert DecodePlan.choose(200, 1, 128, 2, 132).splits <= 2
 
 
+def test_a_launch_has_no_more_blocks_than_a_gpu_takes():
+    assert DecodePlan(65535, 1, 128, 1).grid == (2, 65535, 1)
+    with pytest.raises(ValueError, match="at most 65535"):
+        DecodePlan(65536, 1, 128, 1)
+
+
 @pytest.mark.parametrize("wrong", [(-1, 1, 1, 1), (1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 0)])
 def test_a_plan_of_nothing_is_refused(wrong):
     with pytest.raises(ValueError, match="at least 1"):

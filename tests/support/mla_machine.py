@@ -9,6 +9,7 @@ from unittest.mock import patch
 import torch
 from ptx_machine import Block, Memory, Program, TensorMap, packed
 
+from tokenspeed_kernel.platform import PlatformInfo, override_platform
 from tokenspeed_mla import decode
 from tokenspeed_mla.addressing import LATENT, TILE_KEYS, TILE_ROWS, WIDTH, ceil_div
 from tokenspeed_mla.ahead import compile_ahead
@@ -17,6 +18,17 @@ from tokenspeed_mla.kernels.hopper_steps import COLUMNS, THREADS
 from tokenspeed_mla.kernels.merge import LANES, WARPS
 
 PROCESSORS = 132
+
+GPU = PlatformInfo(
+    vendor="nvidia",
+    machine="x86_64",
+    isa="sm_90",
+    architecture=(9, 0),
+    driver=(580, 0),
+    cores=8,
+    memory_bytes=1 << 37,
+)
+"""The machine that it passes for."""
 
 shared_bytes_used = 0
 """The most that any block of a decode touched."""
@@ -151,5 +163,5 @@ def on_machine() -> Iterator[None]:
         "architecture_of": lambda device: HOPPER,
         "processors_of": lambda device: PROCESSORS,
     }
-    with patch.multiple(decode, **stand_ins):
+    with patch.multiple(decode, **stand_ins), override_platform(GPU):
         yield

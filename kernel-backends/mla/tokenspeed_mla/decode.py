@@ -110,7 +110,8 @@ def launch_decode(
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
-    """One launch of the decode; out [splits, B * groups, rows or more, 512] and lse without the last axis."""
+    """One launch of the decode; out [splits, B * groups, rows or more, 512] and lse without the last axis. Outputs of a
+    request whose length is negative are left alone."""
     compile_decode(architecture_of(q.device), q.dtype, out.dtype, cache.shape[1])(
         address_of(q, ALIGNMENT),
         address_of(cache, ALIGNMENT),

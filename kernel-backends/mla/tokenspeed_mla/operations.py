@@ -61,6 +61,34 @@ def decode_partial(
     launch_decode(plan, q, latent_cache[:, 0], page_table, seq_lens, scale, *by_group(plan, out, lse))
 
 
+def extend(
+    q_latent: torch.Tensor,
+    q_rope: torch.Tensor,
+    latent_cache: torch.Tensor,
+    page_table: torch.Tensor,
+    query_start: torch.Tensor,
+    seq_lens: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+) -> None:
+    """attention.mla_extend: every token is a request of its own to the decode, whose length ends with it. From 64 on
+    its heads fill the tiles as well as several tokens' would. Nothing waits for the device."""
+    tokens, heads, _ = q_latent.shape
+    rows = seq_lens.shape[0]
+    if tokens == 0 or rows == 0:
+        return
+    places = torch.arange(tokens, dtype=torch.int32, device=out.device)
+    owners = torch.searchsorted(query_start[1:], places, right=True)
+    there = owners < rows
+    owners = owners.clamp(max=rows - 1)
+    lengths = seq_lens[owners] - query_start[owners + 1] + places + 1
+    lengths = torch.where(there, lengths.clamp(min=0), -1).to(torch.int32)
+    q = _queries(q_latent, q_rope, tokens, latent_cache.dtype)
+    plan = DecodePlan(tokens, 1, heads, 1)
+    lse = torch.empty((tokens, heads), dtype=torch.float32, device=out.device)
+    launch_decode(plan, q, latent_cache[:, 0], page_table[owners], lengths, scale, *by_group(plan, out, lse))
+
+
 def merge_partials(
     partials: torch.Tensor, partial_lse: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None
 ) -> None:

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from tokenspeed_kernel.ops.mla_tiling import fold_sq_factor, partial_workspace_bytes, split_count, tile_rows_padded
 from tokenspeed_mla.addressing import LATENT, TILE_ROWS, ceil_div
 
+MOST_BLOCKS = 65535
+"""Of a launch, along y and z."""
+
 
 @dataclass(frozen=True)
 class DecodePlan:
     """A decode of ``batch`` requests with ``q_len`` queries of ``heads`` heads each, its keys in ``splits`` parts.
 
-    Raises ValueError where a number is below 1 (batch: below 0).
+    Raises ValueError where a number is below 1 (batch: below 0), or where a launch would have too many blocks.
     """
 
     batch: int
@@ -21,6 +24,8 @@ class DecodePlan:
     def __post_init__(self) -> None:
         if min(self.batch + 1, self.q_len, self.heads, self.splits) < 1:
             raise ValueError(f"{self}: q_len, heads and splits must be at least 1, batch at least 0")
+        if max(self.grid[1:]) > MOST_BLOCKS:
+            raise ValueError(f"{self}: {self.grid} blocks; a launch has at most {MOST_BLOCKS} along its last two axes")
 
     @staticmethod
     def choose(batch: int, q_len: int, heads: int, pages: int, processors: int) -> "DecodePlan":

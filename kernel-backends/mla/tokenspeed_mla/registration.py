@@ -50,5 +50,6 @@ def register() -> None:
     """Registers every kernel of this package."""
     _register("mla_decode", operations.decode, ON_HOPPER, _READS, _READ)
     _register("mla_decode_partial", operations.decode_partial, ON_HOPPER, _READS, _READ)
+    _register("mla_extend", operations.extend, ON_HOPPER, _READS, _READ)
     merged = frozenset({MERGE_SIGNATURE})
     _register("merge_partials", operations.merge_partials, ON_ANY, merged, {"head_dim": one_of(LATENT)})

@@ -196,6 +196,8 @@ class HopperDecode:
                 self._load_keys(kv_atom, kv_tma, tables, s_kv, barriers, request, first, stop, steps)
         else:
             cute.arch.setmaxregister_increase(MATH_REGISTERS)
+            # A request of a negative length is nobody's: nothing is written for it.
+            rows_left = fold * heads - tile * TILE_ROWS if seq_len >= 0 else Int32(0)
             lane_row = 16 * (warp % 4) + (thread % 32) // 4
             rows = cute.make_rmem_tensor(2, Int32)
             ends = cute.make_rmem_tensor(2, Int32)
@@ -215,7 +217,7 @@ class HopperDecode:
                 cute.local_tile(lse[None, request_group, split], (TILE_ROWS,), (tile,)),
                 rows,
                 ends,
-                fold * heads - tile * TILE_ROWS,
+                rows_left,
                 stop - first,
                 steps,
                 scale,
