@@ -70,9 +70,7 @@ def observation(step: int, requests: int) -> Observation:
         "states": dict.fromkeys(STATES, 7),
         "groups": [group, group | {"group_id": "window", "kind": "sliding_window"}],
         "flows": [
-            [source, target, step * number]
-            for number, source in enumerate(STATES)
-            for target in SUCCESSORS[source]
+            [source, target, step * number] for number, source in enumerate(STATES) for target in SUCCESSORS[source]
         ],
         "counters": {"steps": 25 * step, "decode_tokens": 700 * step, "prefill_tokens": 3_000 * step},
         "step": {"plan_ms": 0.2, "device_ms": 31.0, "commit_ms": 0.6, "bubble_ms": 1.9},
