@@ -51,7 +51,7 @@ def compiled() -> list[str]:
 def expected() -> list[str]:
     """The roofline of some calls."""
     lines = [
-        "| heads | requests | queries | tokens | splits | blocks | workspace, MB | cache, µs | products, µs | bound |",
+        "| heads | requests | queries | tokens | splits | blocks | workspace, MB | read, µs | products, µs | bound |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for heads, batch, q_len, tokens in SHAPES:

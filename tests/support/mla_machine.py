@@ -1,21 +1,20 @@
-"""The MLA package on a machine without a GPU: its own host code, and its kernels' compiled PTX run by ptx_machine."""
+"""The MLA package on a machine without a GPU: its own host code, what was compiled of it
+run by ptx_host, and its kernels' PTX by ptx_machine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from ptx_machine import Block, Memory, Program, TensorMap, packed
+from ptx_host import HostFunction
+from ptx_machine import Memory
 
 from tokenspeed_kernel.platform import PlatformInfo, override_platform
 from tokenspeed_mla import decode
-from tokenspeed_mla.addressing import LATENT, TILE_KEYS, TILE_ROWS, WIDTH, ceil_div
-from tokenspeed_mla.ahead import compile_ahead
-from tokenspeed_mla.compilation import HOPPER, Variant, decode_variant, merge_variant
-from tokenspeed_mla.kernels.hopper_steps import COLUMNS, THREADS
-from tokenspeed_mla.kernels.merge import LANES, WARPS
+from tokenspeed_mla.addressing import LATENT, WIDTH, ceil_div
+from tokenspeed_mla.compilation import HOPPER, decode_variant, merge_variant
 
 PROCESSORS = 132
 
@@ -30,23 +29,13 @@ GPU = PlatformInfo(
 )
 """The machine that it passes for."""
 
-shared_bytes_used = 0
-"""The most that any block of a decode touched."""
 
-
-@cache
-def _program(variant: Variant) -> Program:
-    return Program(compile_ahead(variant).ptx)
-
-
-def _decode_runner(architecture: str, element: torch.dtype, output: torch.dtype, page: int) -> Callable[..., None]:
+def _decode_runner(architecture: str, element: torch.dtype, output: torch.dtype, page: int) -> HostFunction:
     """What compile_decode returns, for addresses in this process."""
-    program = _program(decode_variant(architecture, element, output, page))
-    size = output.itemsize
 
-    def launch(
+    def lend(
         q: int,
-        cache_at: int,
+        entries: int,
         table: int,
         lengths: int,
         out: int,
@@ -64,51 +53,29 @@ def _decode_runner(architecture: str, element: torch.dtype, output: torch.dtype,
         out_split: int,
         lse_group: int,
         lse_split: int,
-        scale: float,
-        stream: None,
-    ) -> None:
-        rows, all_groups = fold * heads, batch * groups
+        *_: object,
+    ) -> Memory:
+        rows, size = fold * heads, output.itemsize
         memory = Memory()
-        memory.lend(q, all_groups * rows * WIDTH * 2)
-        memory.lend(cache_at, ((pages - 1) * block_stride + (page - 1) * token_stride + WIDTH) * 2)
+        memory.lend(q, batch * groups * rows * WIDTH * 2)
+        memory.lend(entries, ((pages - 1) * block_stride + (page - 1) * token_stride + WIDTH) * 2)
         memory.lend(lengths, batch * 4)
         for row, seq_len in enumerate(memory.locate(lengths, batch * 4).view("i4")):
             # Table entries behind a row's length are not there to read.
             memory.lend(table + row * table_stride * 4, ceil_div(int(seq_len), page) * 4)
         for split in range(splits):
-            for group in range(all_groups):
+            for group in range(batch * groups):
                 memory.lend(out + (split * out_split + group * out_group) * size, rows * LATENT * size)
                 memory.lend(lse + (split * lse_split + group * lse_group) * 4, rows * 4)
-        q_strides = (2, WIDTH * 2, rows * WIDTH * 2)
-        kv_strides = (2, token_stride * 2, block_stride * 2)
-        parameters: list[bytes | TensorMap] = [
-            TensorMap(q, 2, (WIDTH, rows, all_groups), q_strides, (COLUMNS, TILE_ROWS, 1)),
-            packed("II", rows, all_groups),
-            TensorMap(cache_at, 2, (WIDTH, page, pages), kv_strides, (COLUMNS, min(page, TILE_KEYS), 1)),
-            packed("I", pages),
-            packed("QIIQ", table, batch, pages, table_stride),
-            packed("QII", lengths, batch, 0),
-            packed("QIIIIQQ", out, rows, all_groups, splits, 0, out_group, out_split),
-            packed("QIIIIQQ", lse, rows, all_groups, splits, 0, lse_group, lse_split),
-            packed("B", 1),
-            packed("B", 1),
-            *(packed("I", number) for number in (groups, fold, heads, splits)),
-            packed("f", scale),
-        ]
-        global shared_bytes_used
-        for position in _blocks(ceil_div(rows, TILE_ROWS), all_groups, splits):
-            block = Block(program, memory, parameters, position, THREADS)
-            block.run()
-            shared_bytes_used = max(shared_bytes_used, block.shared_used)
+        return memory
 
-    return launch
+    return HostFunction(decode_variant(architecture, element, output, page), lend)
 
 
-def _merge_runner(architecture: str, output: torch.dtype) -> Callable[..., None]:
+def _merge_runner(architecture: str, output: torch.dtype) -> HostFunction:
     """What compile_merge returns, for addresses in this process."""
-    program = _program(merge_variant(architecture, output))
 
-    def launch(
+    def lend(
         partials: int,
         partial_lse: int,
         out: int,
@@ -120,8 +87,8 @@ def _merge_runner(architecture: str, output: torch.dtype) -> Callable[..., None]
         split_stride: int,
         lse_group: int,
         lse_split: int,
-        stream: None,
-    ) -> None:
+        *_: object,
+    ) -> Memory:
         memory = Memory()
         for split in range(splits):
             for group in range(groups):
@@ -129,22 +96,9 @@ def _merge_runner(architecture: str, output: torch.dtype) -> Callable[..., None]
                 memory.lend(partial_lse + (split * lse_split + group * lse_group) * 4, rows * 4)
         memory.lend(out, groups * rows * LATENT * output.itemsize)
         memory.lend(lse, groups * rows * 4)
-        parameters: list[bytes | TensorMap] = [
-            packed("QIIIIQQ", partials, splits, groups, rows, 0, split_stride, group_stride),
-            packed("QIIIIQQ", partial_lse, splits, groups, rows, 0, lse_split, lse_group),
-            packed("QIIQ", out, groups, rows, rows * LATENT),
-            packed("QIIQ", lse, groups, rows, rows),
-            packed("I", rows),
-            packed("I", splits),
-        ]
-        for position in _blocks(ceil_div(rows, WARPS), groups, 1):
-            Block(program, memory, parameters, position, WARPS * LANES).run()
+        return memory
 
-    return launch
-
-
-def _blocks(x: int, y: int, z: int) -> Iterator[tuple[int, int, int]]:
-    return ((i, j, k) for k in range(z) for j in range(y) for i in range(x))
+    return HostFunction(merge_variant(architecture, output), lend)
 
 
 def _address(tensor: torch.Tensor, alignment: int = 4) -> int:

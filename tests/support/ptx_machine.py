@@ -12,7 +12,6 @@ outside of the memory it was given raises MachineError, and fresh shared memory 
 
 import ctypes
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,7 +21,6 @@ from ptx_tensors import LINE_BYTES, TensorMap, operand_places, swizzle, unrounde
 
 LANES = 32
 SHARED_BASE = 1024
-SHARED_BYTES = 232448
 PARAM_BASE = 1 << 60
 PARAM_STRIDE = 4096
 
@@ -79,7 +77,9 @@ class Program:
 
     def __init__(self, ptx: str) -> None:
         body = ptx[ptx.index(".visible .entry") :]
-        self.parameters = re.findall(r"\.param\s+(?:\.align \d+ )?\.\w+ (\w+)", body[: body.index("{")])
+        declared = re.findall(r"\.param\s+(?:\.align \d+ )?\.\w(\d+) (\w+)(?:\[(\d+)\])?", body[: body.index("{")])
+        self.parameters = [name for _, name, _ in declared]
+        self.parameter_bytes = [int(count or 1) * int(bits) // 8 for bits, _, count in declared]
         text = re.sub(r"//[^\n]*", "", body[body.index("{") :])
         text = re.sub(r"\.(reg|pragma)[^;]*;", "", text)
         self.instructions: list[Instruction] = []
@@ -204,13 +204,14 @@ class Block:
         parameters: list[bytes | TensorMap],
         position: tuple[int, int, int],
         threads: int,
+        shared_bytes: int,
     ) -> None:
         self.program, self.memory, self.position = program, memory, position
         if len(parameters) != len(program.parameters):
             raise MachineError(f"{len(parameters)} parameters given; the kernel has {len(program.parameters)}")
         self.parameter_places = {name: PARAM_BASE + PARAM_STRIDE * i for i, name in enumerate(program.parameters)}
         self.parameters = parameters
-        self.shared = np.full(SHARED_BYTES, 0xFF, dtype=np.uint8)
+        self.shared = np.full(shared_bytes, 0xFF, dtype=np.uint8)
         self.shared_used = 0
         self.barriers: dict[int, Barrier] = {}
         self.waiting: dict[int, set[int]] = {}
@@ -218,7 +219,7 @@ class Block:
         self.warps = [Warp(self, index) for index in range(threads // LANES)]
 
     def run(self) -> None:
-        """Until every warp has ended; MachineError where none gets on."""
+        """Until every warp has ended; MachineError where none gets on, or where an mbarrier is left in mid-phase."""
         running = [warp.run() for warp in self.warps]
         stuck = 0
         while running:
@@ -232,6 +233,9 @@ class Block:
             stuck = 0 if moved else stuck + 1
             if stuck > 2:
                 raise MachineError(f"the block is stuck: {len(running)} warps wait")
+        for address, barrier in self.barriers.items():
+            if barrier.pending != barrier.count or barrier.bytes:
+                raise MachineError(f"the mbarrier at {address} is left in mid-phase: {barrier}")
 
     def execute(self, warp: Warp, instruction: Instruction) -> Iterator[bool]:
         """Does one instruction for the lanes of the warp's mask."""
@@ -254,8 +258,8 @@ class Block:
     def _bytes(self, address: int, count: int, space: str) -> np.ndarray:
         if space == "shared":
             start = address - SHARED_BASE
-            if start < 0 or start + count > SHARED_BYTES:
-                raise MachineError(f"shared memory at {start} for {count} bytes: there are {SHARED_BYTES}")
+            if start < 0 or start + count > len(self.shared):
+                raise MachineError(f"shared memory at {start} for {count} bytes: there are {len(self.shared)}")
             self.shared_used = max(self.shared_used, start + count)
             return self.shared[start : start + count]
         if space == "param":
@@ -414,8 +418,3 @@ class Block:
             row, column = lane // 4 + 8 * (index // 2 % 2), 8 * (index // 4) + 2 * (lane % 4) + index % 2
             old = np.where(keeps, warp.value(name, "f32"), np.float32(0.0))
             warp.write(name, (old + product[row, column]).astype(np.float32))
-
-
-def packed(layout: str, *fields: float) -> bytes:
-    """A parameter's bytes, as struct.pack has them, without padding but what ``layout`` says."""
-    return struct.pack(f"<{layout}", *fields)

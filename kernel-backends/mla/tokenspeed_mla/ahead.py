@@ -20,6 +20,9 @@ from tokenspeed_mla.compilation import (
     merge_variant,
 )
 
+OTHER_ARCHITECTURES = ("sm_80", "sm_89", "sm_100a", "sm_103a", "sm_120a")
+"""Those that the merge is tried on beside Hopper. Version 4.8.1 of the compiler fails on sm_107a."""
+
 _REGISTERS, _FRAME = 0x2F, 0x11
 """Attributes of the section .nv.info: a function's number, then its registers a thread or its bytes of stack."""
 
@@ -85,14 +88,15 @@ def _attributes(content: bytes) -> list[tuple[int, int]]:
 
 
 def variants() -> list[Variant]:
-    """Every variant there is."""
+    """Every variant there is; of the merge, one output on other architectures."""
     decodes = [
         decode_variant(HOPPER, element, output, page)
         for element in ELEMENTS
         for output in (element, torch.float32)
         for page in PAGE_SIZES
     ]
-    return decodes + [merge_variant(HOPPER, output) for output in OUTPUTS]
+    merges = [merge_variant(HOPPER, output) for output in OUTPUTS]
+    return decodes + merges + [merge_variant(architecture, torch.bfloat16) for architecture in OTHER_ARCHITECTURES]
 
 
 def main() -> None:

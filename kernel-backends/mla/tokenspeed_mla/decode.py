@@ -165,11 +165,12 @@ def processors_of(device: torch.device) -> int:
 
 @cache
 def architecture_of(device: torch.device) -> str:
-    """What to compile for, such as "sm_90a"; raises ValueError for a device that is no NVIDIA GPU."""
+    """What to compile for, such as "sm_80", or "sm_90a" with what only that generation has; raises ValueError for a
+    device that is no NVIDIA GPU."""
     if device.type != "cuda" or torch.version.hip is not None:
         raise ValueError(f"mla: the tensors are on {device}; these kernels run on NVIDIA GPUs")
     major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}a"
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def _check(
