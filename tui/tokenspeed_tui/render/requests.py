@@ -70,7 +70,7 @@ def _absence(picture: Picture, controls: Controls) -> str:
 
 
 def _heading(columns: Columns) -> Text:
-    cells = ["  " + t.fitted("#", columns.handle), t.fitted("request", columns.name), t.fitted("state", columns.state)]
+    cells = ["  " + t.fitted("#", columns.handle), t.fitted("id", columns.name), t.fitted("state", columns.state)]
     if columns.progress:
         cells.append(t.fitted("done", columns.progress))
     cells += [t.fitted(name, figure_width, right=True) for name, figure_width in columns.figures]
