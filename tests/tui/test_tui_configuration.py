@@ -14,7 +14,7 @@ from scripted_engine import Stack, scripted_config, snapshot
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.server.app import create_app
 from tokenspeed.server.configuration import ConfigurationBody, KeyBody, MemoryBody
-from tokenspeed_tui import main, view
+from tokenspeed_tui import configuration, main
 from tokenspeed_tui.app import Dashboard
 from tokenspeed_tui.client import CONFIGURATION_PATH, STATE_PATH, HttpSource
 from tokenspeed_tui.controls import Controls
@@ -115,12 +115,12 @@ def test_any_size_gives_exactly_that_size(story):
 def test_the_views_mirror_what_the_server_writes():
     told_of = set(ConfigurationBody.__struct_fields__) - {"memory"}
     memory = set(MemoryBody.__struct_fields__)
-    assert set(view.ConfigurationView.__struct_fields__) == told_of | memory
-    assert view.KeyView.__struct_fields__ == KeyBody.__struct_fields__
+    assert set(configuration.ConfigurationView.__struct_fields__) == told_of | memory
+    assert configuration.KeyView.__struct_fields__ == KeyBody.__struct_fields__
 
 
 def test_what_is_missing_or_odd_is_unknown(story):
-    read = view.read_configuration(
+    read = configuration.read_configuration(
         {
             "recipe_hash": 5,
             "started": "once",
@@ -129,8 +129,8 @@ def test_what_is_missing_or_odd_is_unknown(story):
         }
     )
     assert (read.recipe_hash, read.started, read.predicted, read.observed) == (None, None, {"kv": 3}, {})
-    assert read.keys == (view.KeyView(), view.KeyView(key="b?", value="x y?"))
-    assert view.read_configuration({"keys": 3, "memory": 3}) == view.ConfigurationView()
+    assert read.keys == (configuration.KeyView(), configuration.KeyView(key="b?", value="x y?"))
+    assert configuration.read_configuration({"keys": 3, "memory": 3}) == configuration.ConfigurationView()
     picture = advance(Picture(url=story.url), story.observation(configuration={"keys": [{"key": "b", "value": 1}]}))
     assert panel(picture).splitlines()[5].split() == ["b", "1", "–"]
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tokenspeed.telemetry import snapshot as wire
 from tokenspeed_tui import detail, view
+from tokenspeed_tui.configuration import ConfigurationView, KeyView
 from tokenspeed_tui.controls import Controls, Shown
 from tokenspeed_tui.observation import Observation
 from tokenspeed_tui.picture import Picture, advance
@@ -103,7 +104,7 @@ objects = st.dictionaries(field_names, json_values, max_size=8)
 
 
 configuration_names = st.sampled_from(
-    sorted({*view.ConfigurationView.__struct_fields__, *view.KeyView.__struct_fields__, "memory"})
+    sorted({*ConfigurationView.__struct_fields__, *KeyView.__struct_fields__, "memory"})
 )
 parts = st.dictionaries(configuration_names, json_values, max_size=4)
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tokenspeed_tui.configuration import ConfigurationView, read_configuration
 from tokenspeed_tui.detail import DetailView, read_detail
 from tokenspeed_tui.events import AWAY, BACK, Events, with_own, with_told
 from tokenspeed_tui.history import History
 from tokenspeed_tui.observation import Observation, Probe
 from tokenspeed_tui.rates import Headroom, Rates, compute_rates, headroom, restarted
-from tokenspeed_tui.view import ConfigurationView, ServerView, SnapshotView, clean, read_configuration, read_server
+from tokenspeed_tui.view import ServerView, SnapshotView, clean, read_server
 
 WINDOW_S = 2.0
 """Rates are taken over about so many seconds: long enough not to flicker, short enough to be "now"."""

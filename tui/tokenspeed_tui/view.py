@@ -227,66 +227,8 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     server_time: float | None = None
 
 
-class KeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """One key of the configuration: its value as an operator writes it (None: not set), and what set it."""
-
-    key: str | None = None
-    value: str | None = None
-    source: str | None = None
-
-
-class ConfigurationView(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of ``GET /v1/internal/configuration``.
-
-    Attributes:
-        recipe_hash: of the recipe's content.
-        started: when the server's process began, seconds since the epoch.
-        keys: in the server's order.
-        predicted, observed: term of the memory plan to bytes on the rank, as far as they are known.
-    """
-
-    model: str | None = None
-    recipe: str | None = None
-    profile: str | None = None
-    recipe_hash: str | None = None
-    started: float | None = None
-    keys: tuple[KeyView, ...] = ()
-    predicted: dict[str, int] = {}
-    observed: dict[str, int] = {}
-
-
-_FLAT = (GroupView, RequestView, EventView, CounterView, StepView, KeyView)
+_FLAT = (GroupView, RequestView, EventView, CounterView, StepView)
 """What comes in numbers and has no parts of its own."""
-
-
-def read_configuration(raw: Mapping[str, Any]) -> ConfigurationView:
-    """Reads the body of ``GET /v1/internal/configuration``; never raises."""
-    memory = raw.get("memory")
-    terms = memory if isinstance(memory, Mapping) else {}
-    return msgspec.structs.replace(
-        lenient(ConfigurationView, raw),
-        keys=tuple(_key(item) for item in items_of(raw.get("keys")) if isinstance(item, Mapping)),
-        predicted=_terms(terms.get("predicted")),
-        observed=_terms(terms.get("observed")),
-    )
-
-
-def _key(raw: Mapping[str, Any]) -> KeyView:
-    return msgspec.structs.replace(lenient(KeyView, raw), value=_written(raw.get("value")))
-
-
-def _written(value: object) -> str | None:
-    """A value as YAML has it, in one line; None where there is none."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    return clean(" ".join(value.split())) or None if isinstance(value, str) else None
-
-
-def _terms(raw: object) -> dict[str, int]:
-    items = raw.items() if isinstance(raw, Mapping) else ()
-    return {clean(str(name)): size for name, size in items if _count(size) is not None}
 
 
 def _words(raw: object) -> dict[str, str]:
@@ -303,7 +245,7 @@ def read_server(raw: Mapping[str, Any]) -> ServerView:
         server,
         snapshot=_snapshot(snapshot) if isinstance(snapshot, Mapping) else None,
         progress=_part(PhaseView, raw.get("progress")),
-        max_model_len=_count(facts.get("max_model_len")),
+        max_model_len=count_of(facts.get("max_model_len")),
         kernels=_words(facts.get("kernels")),
     )
 
@@ -313,7 +255,7 @@ def _snapshot(raw: Mapping[str, Any]) -> SnapshotView:
     counts = states if isinstance(states, Mapping) else {}
     return msgspec.structs.replace(
         lenient(SnapshotView, raw),
-        states={name: _count(counts.get(name)) for name in STATES},
+        states={name: count_of(counts.get(name)) for name in STATES},
         groups=tuple(lenient(GroupView, item) for item in items_of(raw.get("groups"))),
         flows=tuple(_flow(item) for item in items_of(raw.get("flows"))),
         counters=lenient(CounterView, raw.get("counters")),
@@ -390,7 +332,8 @@ def items_of(raw: object) -> list[object]:
     return raw if isinstance(raw, list) else []
 
 
-def _count(raw: object) -> int | None:
+def count_of(raw: object) -> int | None:
+    """A whole number; None of anything else."""
     return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
 
 

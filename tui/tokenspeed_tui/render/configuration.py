@@ -5,10 +5,10 @@ import textwrap
 from rich.cells import cell_len
 from rich.text import Text
 
+from tokenspeed_tui.configuration import ConfigurationView, KeyView
 from tokenspeed_tui.controls import Controls
 from tokenspeed_tui.picture import Picture
 from tokenspeed_tui.render import text as t
-from tokenspeed_tui.view import ConfigurationView, KeyView
 
 DEFAULT_SOURCE = "default"
 TOTAL = "sum"
