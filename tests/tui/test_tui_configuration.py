@@ -1,6 +1,5 @@
 """The configuration panel: what it shows, also of a real server, its keys, and where else it is kept."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 from app_server import serving
+from dashboards import HandFed, shown, until
 from rich.text import Text
 from scripted_engine import Stack, scripted_config, snapshot
 
@@ -18,7 +18,6 @@ from tokenspeed_tui import configuration, main
 from tokenspeed_tui.app import Dashboard
 from tokenspeed_tui.client import CONFIGURATION_PATH, STATE_PATH, HttpSource
 from tokenspeed_tui.controls import Controls
-from tokenspeed_tui.observation import Observation
 from tokenspeed_tui.picture import Picture, advance
 from tokenspeed_tui.recording import Recorder, ReplaySource, read_recording
 from tokenspeed_tui.render import render_screen
@@ -176,17 +175,6 @@ async def real_server(config: ResolvedConfig, port: int = 0, uptime_s: float = 6
         await stack.close()
 
 
-def shown(app: Dashboard) -> str:
-    return as_text(list(app.dashboard.scene.lines))
-
-
-async def until(pilot, condition) -> None:
-    """Lets the application run until the condition holds; the limit only ends a broken test."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await pilot.pause()
-
-
 async def test_the_panel_on_a_real_server():
     async with real_server(configured(64, "default")) as url:
         app = Dashboard(HttpSource(url), url, interval=0.1)
@@ -233,24 +221,6 @@ async def test_a_restart_with_another_value_shows_it_and_its_source():
 
 
 # Keys, recordings, scripts.
-
-
-class HandFed:
-    """A source that brings what the test puts in, and notes whether the configuration is wanted."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[Observation] = asyncio.Queue()
-        self.watched: list[bool] = []
-
-    async def observations(self) -> AsyncIterator[Observation]:
-        while True:
-            yield await self.queue.get()
-
-    def watch_configuration(self, wanted: bool) -> None:
-        self.watched.append(wanted)
-
-    def watch_request(self, request: str | None) -> None:
-        assert request is None, "no request is looked at here"
 
 
 async def test_the_keys_of_the_panel(story):

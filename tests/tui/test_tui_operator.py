@@ -1,11 +1,11 @@
 """What an operator may change: only with --allow-admin, only after a yes, and said in the server's own words."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 from app_server import serving
+from dashboards import HandFed, at_work, until
 from scripted_engine import Stack, scripted_config
 
 from tokenspeed.server.admin import create_admin_app
@@ -14,25 +14,7 @@ from tokenspeed_tui import command
 from tokenspeed_tui.admin import HttpAdministration, Outcome
 from tokenspeed_tui.app import Dashboard
 from tokenspeed_tui.dialogs import Confirm
-from tokenspeed_tui.observation import Observation
 from tokenspeed_tui.operator import OperatorScreen
-
-
-class HandFed:
-    """A source that brings what the test puts in."""
-
-    def __init__(self) -> None:
-        self.queue: asyncio.Queue[Observation] = asyncio.Queue()
-
-    async def observations(self) -> AsyncIterator[Observation]:
-        while True:
-            yield await self.queue.get()
-
-    def watch_configuration(self, wanted: bool) -> None:
-        pass
-
-    def watch_request(self, request: str | None) -> None:
-        pass
 
 
 class Noted:
@@ -55,19 +37,12 @@ class Noted:
         return self.outcome
 
 
-async def until(pilot, condition) -> None:
-    """Lets the application run until the condition holds; the limit only ends a broken test."""
-    async with asyncio.timeout(30):
-        while not condition():
-            await pilot.pause()
-
-
 @asynccontextmanager
 async def operated(story, administration, **changes):
     """The dashboard of an operator, with one answer in."""
     source = HandFed()
     app = Dashboard(source, story.url, interval=0.1, administration=administration)
-    async with app.run_test(size=(80, 24), notifications=True) as pilot:
+    async with at_work(app, source, story, moments=()) as pilot:
         source.queue.put_nowait(story.observation(state=story.state(story.snapshot(**changes))))
         await until(pilot, lambda: app.picture.polls == 1)
         yield app, pilot
