@@ -1,6 +1,6 @@
 """Prints what the local distributions need from the package index, as a requirements file.
 
-usage: third_party.py build | run | test | dev
+usage: third_party.py build | run | web | test | dev
 
 The distributions of this checkout (tokenspeed-appliance and its kin) are left out whatever asks for them: they are
 installed from their folders, and the index must never be asked for their names. Runs on a bare Python 3.11.
@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCAL = "tokenspeed-appliance"
+GROUPS = ("build", "run", "web", "test", "dev")
 EXTRAS_OF_A_RUN = ("cpu", "tui")
 BUILD_PROGRAMS = ("cmake>=3.25,<5", "editables>=0.5,<1", "ninja>=1.11,<2")
 """Beside the declared build backends: the programs that the native builds call, so that a bare machine needs only
@@ -28,8 +29,8 @@ def local_projects(root: Path = ROOT) -> list[Path]:
 
 def requirements(group: str, root: Path = ROOT) -> list[str]:
     """The third-party requirements of a group, sorted, one a line; raises SystemExit for an unknown group."""
-    if group not in ("build", "run", "test", "dev"):
-        raise SystemExit(f"third_party.py: unknown group {group!r}; known: build, run, test, dev")
+    if group not in GROUPS:
+        raise SystemExit(f"third_party.py: unknown group {group!r}; known: {', '.join(GROUPS)}")
     found: list[str] = list(BUILD_PROGRAMS) if group == "build" else []
     for path in local_projects(root):
         project = tomllib.loads(path.read_text())
@@ -71,5 +72,5 @@ def name_of(line: str) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        raise SystemExit("usage: third_party.py build | run | test | dev")
+        raise SystemExit(f"usage: third_party.py {' | '.join(GROUPS)}")
     print("\n".join(requirements(sys.argv[1])))

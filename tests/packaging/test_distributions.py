@@ -15,7 +15,7 @@ import pytest
 from tokenspeed.recipes.flags import FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS = ("build", "run", "test", "dev")
+GROUPS = ("build", "run", "web", "test", "dev")
 
 
 def third_party(group: str) -> list[str]:

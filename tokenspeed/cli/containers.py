@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -12,6 +13,12 @@ from tokenspeed.recipes.container_command import ContainerEngine
 ASK_S = 5.0
 _REGISTRY_S = 15.0
 _STOP_MARGIN_S = 30.0
+
+IMAGE_LABEL = "tokenspeed.vendor"
+"""Every image of this project has it."""
+
+_PUBLISHED = re.compile(r"(?P<host>[\d.]*):(?P<port>\d+)->")
+"""An address and port of the host in what the programs tell of ports."""
 
 Program = Literal["docker", "podman"]
 PROGRAMS: tuple[Program, ...] = ("docker", "podman")
@@ -94,6 +101,33 @@ def can_pull(engine: ContainerEngine, image: str) -> bool:
 def container_runs(program: str, name: str) -> bool:
     """Whether a container of this name runs."""
     return _output(program, "container", "inspect", "--format", "{{.State.Running}}", name).strip() == "true"
+
+
+@dataclass(frozen=True)
+class PublishedContainer:
+    """A container of one of this project's images, and where clients of this machine reach its port."""
+
+    name: str
+    url: str
+
+
+def published_containers(program: str) -> list[PublishedContainer]:
+    """Those that run and publish a port; none where the program is not here or does not answer."""
+    if shutil.which(program) is None:
+        return []
+    told = _output(program, "ps", "--filter", f"label={IMAGE_LABEL}", "--format", "{{.Names}}\t{{.Ports}}")
+    found = []
+    for line in told.splitlines():
+        name, _, ports = line.partition("\t")
+        port = _PUBLISHED.search(ports)
+        if name and port is not None:
+            found.append(PublishedContainer(name, f"http://{_reached_by(port['host'])}:{port['port']}"))
+    return found
+
+
+def _reached_by(host: str) -> str:
+    """The address by which this machine reaches what listens on ``host``."""
+    return "127.0.0.1" if host in ("", "0.0.0.0") else host
 
 
 def exit_code(program: str, name: str) -> int | None:

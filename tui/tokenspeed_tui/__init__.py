@@ -6,16 +6,22 @@ a picture into lines of text by pure functions, ``app`` and ``once`` put those l
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenspeed_tui.local import Local
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, local: "Local | None" = None) -> int:
     """Runs the dashboard with the given command-line arguments (``sys.argv`` without them).
+
+    ``local`` has what is on this machine beside the dashboard; without it there is no --demo, and nothing is found.
 
     Returns the exit status: 0, 1 where ``--once`` reached no server, 2 for arguments or files that cannot be used.
     """
     from tokenspeed_tui.command import run
 
-    return run(argv)
+    return run(argv, local)
 
 
 __all__ = ["main"]

@@ -38,7 +38,27 @@ def app_theme(name: Literal["dark", "light"], accent: str, error: str) -> Theme:
 APP_THEMES = (app_theme("dark", "#56b4e9", "#ff8a5c"), app_theme("light", "#00609a", "#ad3500"))
 
 
-class Dashboard(App[None]):
+class ThemedApp(App[None]):
+    """What all applications of the dashboard have in common; the first screen is theirs to name.
+
+    Args:
+        theme: dark or light; NO_COLOR in the environment goes without any colour.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, theme: ThemeName) -> None:
+        colourless = bool(os.environ.get("NO_COLOR"))
+        # By itself Textual turns NO_COLOR into shades of grey; on the terminal's own palette it leaves all colour out.
+        super().__init__(ansi_color=True if colourless else None)
+        for each in APP_THEMES:
+            self.register_theme(each)
+        if not colourless:
+            self.theme = f"tokenspeed-{theme}"
+        self.scene_theme: ThemeName = "plain" if colourless else theme
+
+
+class Dashboard(ThemedApp):
     """The application around one server's screen; what it takes is that screen's.
 
     Args:
@@ -47,11 +67,10 @@ class Dashboard(App[None]):
         interval: seconds between polls.
         recorder: gets each observation.
         replaying: whether the source is a recording; then time is the recording's.
-        theme: dark or light; NO_COLOR in the environment goes without any colour.
+        theme: see ThemedApp.
         administration: where given, keys that change the engine are bound.
     """
 
-    ENABLE_COMMAND_PALETTE = False
     TITLE = "tokenspeed top"
 
     def __init__(
@@ -65,15 +84,9 @@ class Dashboard(App[None]):
         theme: ThemeName = "dark",
         administration: "Administration | None" = None,
     ) -> None:
-        colourless = bool(os.environ.get("NO_COLOR"))
-        # By itself Textual turns NO_COLOR into shades of grey; on the terminal's own palette it leaves all colour out.
-        super().__init__(ansi_color=True if colourless else None)
-        for each in APP_THEMES:
-            self.register_theme(each)
-        if not colourless:
-            self.theme = f"tokenspeed-{theme}"
+        super().__init__(theme)
         options: dict[str, Any] = {"interval": interval, "recorder": recorder, "replaying": replaying}
-        options["theme"] = "plain" if colourless else theme
+        options["theme"] = self.scene_theme
         if administration is None:
             self.dashboard = DashboardScreen(source, url, **options)
         else:

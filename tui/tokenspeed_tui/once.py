@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 import msgspec
 from rich.console import Console
+from rich.text import Text
 
 from tokenspeed_tui.controls import Controls
 from tokenspeed_tui.observation import Observation, Source
@@ -61,9 +62,13 @@ def _with_configuration(observation: Observation, last: Observation | None) -> O
 def print_screen(picture: Picture, observation: Observation, controls: Controls, output: TextIO) -> None:
     """Prints the screen as it stood when the observation was made; in colour only on a terminal without NO_COLOR."""
     columns, rows = shutil.get_terminal_size((80, 24))
+    print_lines(render_screen(picture, controls, observation.time, columns, rows - 1), columns, output)
+
+
+def print_lines(lines: list[Text], columns: int, output: TextIO) -> None:
+    """Prints lines without what is empty at their ends; in colour only on a terminal without NO_COLOR."""
     theme = THEMES["plain" if os.environ.get("NO_COLOR") else "terminal"]
     console = Console(file=output, width=columns, highlight=False, markup=False, emoji=False, theme=theme)
-    lines = render_screen(picture, controls, observation.time, columns, rows - 1)
     for line in lines:
         line.rstrip()
     while lines and not lines[-1].plain:
