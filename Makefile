@@ -39,7 +39,7 @@ VENDOR_OPTION = $(if $(VENDOR),--vendor "$(VENDOR)")
 START_OPTIONS = $(VENDOR_OPTION) $(if $(ENGINE),--engine "$(ENGINE)") $(if $(DRY),--dry-run) $(if $(DETACH),--detach) \
 	$(if $(REPLACE),$(if $(filter after,$(REPLACE)),--replace-after,--replace))
 
-.PHONY: help setup setup-test setup-lint run plan recipes doctor stop status logs top bench verify env test test-long ctest \
+.PHONY: help setup setup-test setup-lint run plan recipes doctor stop status logs top top-web demo bench verify env test test-long ctest \
 	ctest-sanitized ctest-exhaustive mutants coverage fuzz lint image images image-test sbom renders locks clean
 .DEFAULT_GOAL := help
 
@@ -74,6 +74,12 @@ logs: setup ## follow the log of a server in the background
 
 top: setup ## the dashboard
 	@$(BIN)/tokenspeed top $(if $(PORT),--url "http://127.0.0.1:$(PORT)")
+
+top-web: setup .make/web ## the dashboard in a browser, on http://127.0.0.1:8001
+	@$(BIN)/tokenspeed top --web $(if $(PORT),--url "http://127.0.0.1:$(PORT)")
+
+demo: setup ## a small server, agents that ask more than it holds, and the dashboard beside them; q ends all
+	@$(BIN)/tokenspeed demo "$(MODEL)" $(if $(DRY),--dry-run)
 
 bench: setup ## measure the running server: prefill, first token, decode at 1, 8 and 32 streams
 	@$(BIN)/tokenspeed bench $(PORT_OPTION) $(if $(DRY),--dry-run)
@@ -129,6 +135,10 @@ setup-lint: .make/begin
 
 .make/run: .make/third-party .make/scheduler .make/kernel-cpu
 	@$(STEP) local "our own packages" $(LOCAL) --editable ./kernel-backends/core --editable . --editable ./tui
+	@touch $@
+
+.make/web: .make/run .make/requirements-web.txt
+	@$(STEP) web-packages "packages for the browser" $(PIP) install --requirement .make/requirements-web.txt
 	@touch $@
 
 .make/test: .make/run .make/requirements-test.txt

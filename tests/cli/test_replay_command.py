@@ -86,3 +86,14 @@ def test_a_journal_without_a_folder_is_refused_before_the_start(
     where = tmp_path / "absent" / "j"
     assert tokenspeed("run", "smollm2-135m", "--profile", "smoke", "--port", "0", "--journal", str(where)) == 2
     assert f"scheduler.journal: {where} cannot be made" in capsys.readouterr().err
+
+
+def test_watching_needs_a_terminal_and_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "j")
+    assert tokenspeed("replay", str(tmp_path / "j"), "--watch") == 2
+    assert "--watch needs a terminal; --dump N prints" in capsys.readouterr().err
+    assert tokenspeed("replay", str(tmp_path / "j"), "--watch", "--dump", "3") == 2
+    assert "give one of them" in capsys.readouterr().err
+    (tmp_path / "no").write_text("nothing")
+    assert tokenspeed("replay", str(tmp_path / "no"), "--watch") == 2
+    assert "is no journal" in capsys.readouterr().err

@@ -183,6 +183,23 @@ def top(context: typer.Context) -> None:
     raise typer.Exit(show_dashboard(context.args))
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def demo(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Argument(metavar="[RECIPE_OR_PATH]", help="a small model", show_default=True)
+    ] = "smollm2-135m",
+    dry_run: DryRun = False,
+) -> None:
+    """Serve a model in too small a pool, let agents load it, and watch: requests wait, give way and come back.
+
+    What else is given goes to the dashboard (see top --help).
+    """
+    from tokenspeed.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(target, context.args, dry_run=dry_run))
+
+
 @app.command()
 def doctor(
     model: Annotated[str | None, typer.Argument(metavar="[RECIPE_OR_PATH]", help="a model that is to run here")] = None,
@@ -219,11 +236,34 @@ def verify(
 def replay(
     file: Annotated[str, typer.Argument(metavar="FILE", help="what --journal wrote")],
     dump: Annotated[int | None, typer.Option("--dump", metavar="N", help="print the rounds around round N")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="show it round by round, forward and back")] = False,
+    at: Annotated[int, typer.Option("--round", min=1, metavar="N", help="with --watch: the round to begin with")] = 1,
 ) -> None:
     """Feed a journal to a fresh scheduler and compare every plan (exit code 1: one differs)."""
     from tokenspeed.cli.replay import replay_journal
 
-    raise typer.Exit(replay_journal(file, dump))
+    raise typer.Exit(replay_journal(file, dump, watch=watch, at=at))
+
+
+@app.command()
+def explain(
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="its id, the end of it, or its handle")],
+    url: Annotated[str | None, typer.Option("--url", help="the server; without it the one that runs here")] = None,
+    port: Port = None,
+    api_key_file: KeyFile = None,
+    journal: Annotated[
+        Path | None, typer.Option("--journal", metavar="FILE", help="ask what --journal wrote, not a server")
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option("--round", min=1, metavar="N", help="with --journal: how it stood after round N")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what one request waits for or holds, in the scheduler's words, and every state it was in."""
+    from tokenspeed.cli.explain import explain_request
+
+    code = explain_request(request, url=url, port=port, key_file=api_key_file, journal=journal, at=at, as_json=as_json)
+    raise typer.Exit(code)
 
 
 @app.command()

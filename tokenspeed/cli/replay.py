@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenspeed.cli.dashboard import DASHBOARD_HINT
 from tokenspeed.cli.output import say
 from tokenspeed.telemetry.journal import (
     Advanced,
@@ -25,19 +26,43 @@ ROUNDS_AROUND = 3
 """Rounds that ``--dump`` prints before and behind the one it is asked for."""
 
 
-def replay_journal(file: str, dump: int | None) -> int:
-    """Prints rounds of a journal, or replays it: returns 0 where every plan was equal, 1 where one was not."""
+def replay_journal(file: str, dump: int | None, *, watch: bool = False, at: int = 1) -> int:
+    """Prints rounds of a journal, or replays it: returns 0 where every plan was equal, 1 where one was not.
+
+    ``watch`` shows it in the dashboard instead, from round ``at`` on.
+    """
+    if watch:
+        if dump is not None:
+            raise JournalError("--dump prints, --watch shows: give one of them")
+        return _watch_journal(Path(file), at)
     if dump is not None:
         say(*dump_rounds(Path(file), dump))
         return 0
-    if find_spec("tokenspeed_scheduler") is None:
-        raise JournalError("replaying needs the package tokenspeed-appliance-scheduler (nothing else of the engine)")
+    _require_scheduler()
     from tokenspeed.launch.replay import replay
 
     started = time.perf_counter()
     result = replay(Path(file))
     say(*_summary(file, result, time.perf_counter() - started))
     return 1 if result.divergence else 0
+
+
+def _watch_journal(path: Path, at: int) -> int:
+    _require_scheduler()
+    if find_spec("tokenspeed_tui") is None:
+        raise JournalError(f"--watch is the dashboard's: {DASHBOARD_HINT}; --dump N prints rounds without it")
+    from tokenspeed.cli.film import JournalFilm
+    from tokenspeed_tui.watch import watch
+
+    try:
+        return watch(JournalFilm(path), at)
+    except ValueError as error:
+        raise JournalError(str(error)) from error
+
+
+def _require_scheduler() -> None:
+    if find_spec("tokenspeed_scheduler") is None:
+        raise JournalError("replaying needs the package tokenspeed-appliance-scheduler (nothing else of the engine)")
 
 
 def _summary(file: str, result: "Replay", seconds: float) -> Iterator[str]:

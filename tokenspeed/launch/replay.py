@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tokenspeed.telemetry.journal import (
     Submitted,
     row_lines,
 )
-from tokenspeed_scheduler import CacheGroup, Event, Role, Scheduler, SchedulerConfig
+from tokenspeed_scheduler import CacheGroup, Event, Plan, Role, Scheduler, SchedulerConfig
 
 NO_ERROR = "no error"
 ARRAY_TYPES: dict[str, type[np.generic]] = {"tokens": np.int32, "failed": np.uint8, "succeeded": np.uint8}
@@ -63,11 +63,29 @@ class Replay:
 def replay(path: Path) -> Replay:
     """Replays the whole journal, or as far as the first divergence. Raises JournalError where it cannot be read."""
     reader = JournalReader(path)
-    return _Replayer(reader).run()
+    replayer = Replayer(reader)
+    for _ in replayer.calls():
+        pass
+    return replayer.result
+
+
+class Call(NamedTuple):
+    """A call that was made again: as recorded, with the error it raised, and the plan where it is one that came out."""
+
+    record: Record
+    raised: Raised | None
+    plan: Plan | None
 
 
 @dataclass
-class _Replayer:
+class Replayer:
+    """A scheduler like the journal's, which is fed one call after another.
+
+    Attributes:
+        scheduler: as the calls made so far left it.
+        result: what was found so far.
+    """
+
     reader: JournalReader
     scheduler: Scheduler = field(init=False)
     result: Replay = field(init=False)
@@ -76,21 +94,21 @@ class _Replayer:
         self.scheduler = make_scheduler(self.reader.begin.implementation, scheduler_config(self.reader.begin))
         self.result = Replay(self.reader.begin)
 
-    def run(self) -> Replay:
+    def calls(self) -> Iterator[Call]:
+        """Makes each call of the journal and yields it; ends with the journal, or behind the first divergence."""
         record: Record | None = None
         for record, raised in _calls(self.reader):
-            self._call(record, raised)
+            yield Call(record, raised, self._call(record, raised))
             if self.result.divergence:
                 break
         self.result.torn = self.reader.torn
         if self.reader.is_at_end and isinstance(record, Submitted | Advanced):
             self._end_inside_a_round()
-        return self.result
 
-    def _call(self, record: Record, raised: Raised | None) -> None:
+    def _call(self, record: Record, raised: Raised | None) -> Plan | None:
         if isinstance(record, Planned):
-            self._plan(record)
-        elif isinstance(record, Submitted):
+            return self._plan(record)
+        if isinstance(record, Submitted):
             self._submit(record, raised)
         elif isinstance(record, Advanced):
             self._advance(record, raised)
@@ -98,6 +116,7 @@ class _Replayer:
             self._compare("plan", record, _outcome(self.scheduler.plan))
         else:
             raise JournalError(f"{self.reader.path}: begins a second time in round {self.result.rounds}")
+        return None
 
     def _end_inside_a_round(self) -> None:
         """The last call may have raised, or the plan after it, without a word of it in the journal."""
@@ -137,9 +156,9 @@ class _Replayer:
             sides = ([recorded or NO_ERROR], [replayed or NO_ERROR])
             self.result.divergence = Divergence(self.result.rounds + 1, what, *sides)
 
-    def _plan(self, record: Planned) -> None:
+    def _plan(self, record: Planned) -> Plan | None:
         self.result.rounds += 1
-        plan = None
+        plan: Plan | None = None
 
         def call() -> None:
             nonlocal plan
@@ -157,6 +176,7 @@ class _Replayer:
                 row_lines(record.forward_id, record.rows),
                 row_lines(plan.forward_id, plan_rows(plan).tobytes()),
             )
+        return plan
 
 
 def _calls(records: Iterator[Record] | JournalReader) -> Iterator[tuple[Record, Raised | None]]:
