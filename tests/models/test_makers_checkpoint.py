@@ -52,8 +52,9 @@ def source_of(folder: Path) -> ModelSource:
     return ModelSource(kind="folder", path=str(folder))
 
 
-def load(folder: Path, rank: int = 0, world: int = 1) -> LoadedWeights:
+def load(folder: Path, rank: int = 0, world: int = 1, *, by_expert: bool = False) -> LoadedWeights:
     config = read_model_config(source_of(folder))
+    config = config.by_expert() if by_expert else config
     return load_weights(
         open_source(source_of(folder), config),
         architecture(config.architecture).weights(config, rank=rank, world=world),
@@ -111,7 +112,7 @@ def test_the_base_model_has_experts_in_fp8(model: torch.nn.Module, tmp_path: Pat
 
 def test_experts_stay_in_four_bits_and_ranks_share_them(published: Published) -> None:
     """Each expert's rows are those of its own bytes; projections keep their eight bits."""
-    whole, ranks = load(published.folder), [load(published.folder, rank, 2) for rank in range(2)]
+    whole, ranks = load(published.folder), [load(published.folder, rank, 2, by_expert=True) for rank in range(2)]
     columns = {"wo_b": 1, "w2": 1}
     for name, weight in whole.matrices.items():
         part = name.removesuffix(".weight").rpartition(".")[2]
@@ -127,6 +128,17 @@ def test_experts_stay_in_four_bits_and_ranks_share_them(published: Published) ->
     each = [values[f"model.layers.1.ffn.experts.{expert}.w2.weight"] for expert in range(8)]
     assert torch.equal(whole.matrices["model.layers.1.ffn.experts.down"].dequantize(), torch.cat(each))
     assert torch.equal(ranks[1].matrices["model.layers.1.ffn.experts.down"].dequantize(), torch.cat(each[4:]))
+
+
+def test_ranks_share_the_columns_of_experts_in_whole_blocks(published: Published) -> None:
+    whole, ranks = load(published.folder), [load(published.folder, rank, 2) for rank in range(2)]
+    place = "model.layers.1.ffn.experts"
+    gate_up, down = whole.matrices[f"{place}.gate_up"], whole.matrices[f"{place}.down"]
+    inner = gate_up.shape[0] // 16
+    parts = [rank.matrices[f"{place}.gate_up"].dequantize().view(16, inner // 2, -1) for rank in ranks]
+    assert torch.equal(torch.cat(parts, dim=1).view(gate_up.shape), gate_up.dequantize())
+    columns = [rank.matrices[f"{place}.down"].dequantize() for rank in ranks]
+    assert torch.equal(torch.cat(columns, dim=1), down.dequantize())
 
 
 def test_the_low_half_of_a_byte_comes_first(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_a_minimum_moves_an_element_by_a_hundredth_of_a_step_at_most(name: str, 
         where="a",
     )
     plane = torch.empty(40, 6 * 20, dtype=torch.uint8)
-    conversion.convert(matrix, (0, 40), (0, 192), plane)
+    conversion.convert(matrix, [(0, 40)], (0, 192), plane)
     loaded = QuantizedTensor("gguf_q4_1", (40, 192), {"blocks": plane}, "a").dequantize()
     steps = packed.parts["scales"].T.float().repeat_interleave(64, dim=1)
     moved = (loaded - packed.values).abs()
@@ -250,7 +250,7 @@ def test_fp8_keeps_its_elements_where_the_columns_are_whole_blocks(name: str) ->
     scale = packed.parts[scheme.scale]
     matrix = stored_matrix(scheme, packed.parts["weight"], scale)
     plane = torch.empty(200, 3 * 132, dtype=torch.uint8)
-    conversion.convert(matrix, (0, 200), (0, 384), plane)
+    conversion.convert(matrix, [(0, 200)], (0, 384), plane)
     loaded = QuantizedTensor("fp8_blocks", (200, 384), {"blocks": plane}, "a").dequantize()
     by_element = scale.reshape(1, 1) if scale.numel() == 1 else scale
     if scheme.strategy == "block":
@@ -263,8 +263,8 @@ def test_a_rank_s_part_of_fp8_has_the_scales_of_its_own_rows_and_columns() -> No
     scheme = WeightScheme(kind="fp8", strategy="block", block=(128, 128), scale="weight_scale_inv")
     matrix = stored_matrix(scheme, packed.parts["weight"], packed.parts["weight_scale_inv"])
     whole, part = torch.empty(384, 4 * 132, dtype=torch.uint8), torch.empty(200, 2 * 132, dtype=torch.uint8)
-    conversion.convert(matrix, (0, 384), (0, 512), whole)
-    conversion.convert(matrix, (100, 300), (256, 512), part)
+    conversion.convert(matrix, [(0, 384)], (0, 512), whole)
+    conversion.convert(matrix, [(100, 300)], (256, 512), part)
     assert torch.equal(part, whole[100:300, 2 * 132 :])
 
 
@@ -310,7 +310,7 @@ def test_rows_are_put_into_order_while_they_are_converted(tmp_path: Path) -> Non
         where="a",
     )
     plane = torch.empty(96, 34, dtype=torch.uint8)
-    conversion.convert(matrix, (0, 96), (0, 64), plane, order)
+    conversion.convert(matrix, [(0, 96)], (0, 64), plane, order)
     loaded = QuantizedTensor("gguf_mxfp4", (96, 64), {"blocks": plane}, "a").dequantize()
     assert torch.equal(loaded, packed.values[order])
 

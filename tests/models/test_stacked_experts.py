@@ -26,9 +26,10 @@ def checkpoint(
     return save(model, tmp_path_factory.mktemp("gpt_oss")), model
 
 
-def load(folder: Path, rank: int = 0, world: int = 1) -> LoadedWeights:
+def load(folder: Path, rank: int = 0, world: int = 1, *, by_expert: bool = False) -> LoadedWeights:
     source = ModelSource(kind="folder", path=str(folder))
     config = read_model_config(source)
+    config = config.by_expert() if by_expert else config
     specs = architecture(config.architecture).weights(config, rank=rank, world=world)
     return load_weights(
         open_source(source, config),
@@ -56,7 +57,7 @@ def test_experts_are_turned_and_gate_comes_before_up(checkpoint: tuple[Path, tor
 
 def test_ranks_share_whole_experts(checkpoint: tuple[Path, torch.nn.Module]) -> None:
     folder, _ = checkpoint
-    whole, ranks = load(folder), [load(folder, rank, 2) for rank in range(2)]
+    whole, ranks = load(folder), [load(folder, rank, 2, by_expert=True) for rank in range(2)]
     for part in ("gate_up_proj", "down_proj"):
         name = f"{EXPERTS}.{part}"
         halves = [rank.matrices[name].plane for rank in ranks]
@@ -64,7 +65,20 @@ def test_ranks_share_whole_experts(checkpoint: tuple[Path, torch.nn.Module]) -> 
         biases = [rank.vectors[f"{name}_bias"] for rank in ranks]
         assert torch.equal(torch.cat(biases), whole.vectors[f"{name}_bias"])
     with pytest.raises(CheckpointError, match=r"6 experts of .*gate_up_proj cannot be divided among 4 ranks"):
-        load(folder, 0, 4)
+        load(folder, 0, 4, by_expert=True)
+
+
+def test_ranks_share_the_columns_of_every_expert(checkpoint: tuple[Path, torch.nn.Module]) -> None:
+    folder, _ = checkpoint
+    whole, ranks = load(folder), [load(folder, rank, 4) for rank in range(4)]
+    gate_up, down = f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"
+    # [ranks, experts, gate and up, a rank's columns, ...] beside [experts, gate and up, ranks, its columns, ...]
+    parts = torch.stack([rank.matrices[gate_up].plane.view(6, 2, 24, 64) for rank in ranks], dim=2)
+    assert torch.equal(parts.view(6 * 192, 64), whole.matrices[gate_up].plane)
+    biases = torch.stack([rank.vectors[f"{gate_up}_bias"].view(6, 2, 24) for rank in ranks], dim=2)
+    assert torch.equal(biases.view(-1), whole.vectors[f"{gate_up}_bias"])
+    assert torch.equal(torch.cat([rank.matrices[down].plane for rank in ranks], dim=1), whole.matrices[down].plane)
+    assert all(torch.equal(rank.vectors[f"{down}_bias"], whole.vectors[f"{down}_bias"]) for rank in ranks)
 
 
 def test_what_is_loaded_was_planned(checkpoint: tuple[Path, torch.nn.Module]) -> None:

@@ -17,10 +17,11 @@ from tokenspeed.device.forward_thread import ForwardThread
 from tokenspeed.device.handle import DeviceHandle
 from tokenspeed.device.host_arena import HostArena
 from tokenspeed.device.local_handle import LocalDeviceHandle
+from tokenspeed.device.process_group import agree_on_kernels
 from tokenspeed.device.recorded import RecordedForwards
 from tokenspeed.device.runner import Runner, RunnerParts
 from tokenspeed.device.sampling.backends import make_backend
-from tokenspeed.device.sampling.sampler import Sampler
+from tokenspeed.device.sampling.ranks import make_sampler
 from tokenspeed.device.sizing import CacheSize, cache_size, host_parents, kv_dtype, storage_limit
 from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.device.step_inputs import StepInputs
@@ -31,9 +32,11 @@ from tokenspeed.device.unsound_weights import refuse_unsound_weights
 from tokenspeed.device.warm_up import warm_up
 from tokenspeed.layers.batch import LayerCache
 from tokenspeed.layers.cache_spec import CacheGroupSpec, groups_of_layers
+from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.loader import load_weights, open_source
-from tokenspeed.layers.weights import LoadedWeights
+from tokenspeed.layers.rank_dimensions import rank_dimensions
+from tokenspeed.layers.weights import LoadedWeights, WeightSpec
 from tokenspeed.messages import Phase
 from tokenspeed.models import Architecture, Model, architecture
 from tokenspeed.recipes.model_config import ModelConfig
@@ -56,6 +59,9 @@ PROMPT_LOGPROB_SLICE = 16
 WARM_UP_TOKENS = 64
 """Of the warm-up's prefill: enough that every kernel for many tokens runs, and a tenth of a second of a start."""
 
+EXCHANGED = "ranks sum what they have between the kernels"
+"""Why the decode steps of several ranks are not recorded."""
+
 Report = Callable[[Phase, int, int, str], None]
 
 
@@ -67,33 +73,42 @@ class DeviceBuild:
     handle: DeviceHandle
 
 
-def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, report: Report) -> DeviceBuild:
+def build_device_side(
+    config: ResolvedConfig, whole_model: ModelConfig, *, report: Report, communication: Communication = ALONE
+) -> DeviceBuild:
     """Loads the weights, binds kernels, sizes and maps the KV cache, warms up, and starts the forward thread.
 
-    ``report(phase, done, total, detail)`` follows the phases "load", "compile" and "warm up". Raises CheckpointError
-    for a checkpoint that cannot be used, MemoryPlanError where memory does not do, and the kernel package's errors
-    where a kernel was insisted on that cannot run.
+    Where several ranks share the model, each builds its own part, and all come to the same facts: whoever is slower is
+    waited for. ``report(phase, done, total, detail)`` follows the phases "load", "compile" and "warm up". Raises
+    CheckpointError for a checkpoint that cannot be used, MemoryPlanError where memory does not do, and the kernel
+    package's errors where a kernel was insisted on that cannot run.
     """
-    threads = config.threads or default_threads()
+    threads = config.threads or default_threads(communication.world)
     torch.set_num_threads(threads)
     load_plugins()
-    family = architecture(model_config.architecture)
-    weights = _load(config, model_config, family, report)
+    agree_on_kernels(communication)
+    family = architecture(whole_model.architecture)
+    rank, world = communication.rank, communication.world
+    if config.parallel.ep > 1:
+        whole_model = whole_model.by_expert()
+    specs = family.weights(whole_model, rank=rank, world=world)
+    weights = _load(config, whole_model, specs, report)
+    model_config = rank_dimensions(whole_model, rank=rank, world=world)
     dtype = kv_dtype(config, model_config)
     layout = ArenaLayout.of(family.cache_groups(model_config, granularity=config.kv.granularity), dtype)
-    size = cache_size(config, model_config, layout, weight_bytes=weights.nbytes)
+    size = cache_size(config, model_config, layout, weight_bytes=weights.nbytes, communication=communication)
     kernels = KernelBinder(config.kernels, activations=config.activations)
     report("compile", 0, 1, "binding kernels")
     with binding_objective(config.enforce), recording_selections() as selections:
-        parts, workspace_bytes = _assemble(config, model_config, family, weights, layout, size, kernels)
+        parts, workspace_bytes = _assemble(config, model_config, family, weights, layout, size, kernels, communication)
     log_start_report(selections)
     report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
-    host, storage = _tiers(config, layout, kernels)
+    host, storage = _tiers(config, layout, kernels, communication)
     thread = ForwardThread()
     try:
         # OpenMP keeps its team size for each thread that starts one.
         thread.run(lambda: torch.set_num_threads(threads))
-        runner = Runner(parts, CacheOperations(parts.arena, host, storage))
+        runner = Runner(parts, CacheOperations(parts.arena, host, storage, communication))
         is_sound = warm_up(
             lambda plan: thread.run(lambda: runner.execute(cast("Plan", plan), (), 0.0)),
             chunk=min(config.scheduler.chunk, size.max_model_len, WARM_UP_TOKENS),
@@ -104,7 +119,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         if not is_sound:
             refuse_unsound_weights(
                 weights,
-                family.weights(model_config, rank=0, world=1),
+                specs,
                 where=config.model.path or "random weights",
                 report=lambda done, total, detail: report("warm up", done, total, detail),
             )
@@ -113,7 +128,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         if storage is not None:
             storage.shutdown()
         raise
-    specs = DeviceSpecs(
+    facts = DeviceSpecs(
         groups=layout.facts,
         prefix_granularity=config.kv.granularity,
         num_parents=size.num_parents,
@@ -132,7 +147,7 @@ def build_device_side(config: ResolvedConfig, model_config: ModelConfig, *, repo
         kernels=dict(kernels.chosen),
         kernel_doubts=doubts(selections),
     )
-    return DeviceBuild(specs=specs, handle=LocalDeviceHandle(thread, runner.execute, storage))
+    return DeviceBuild(specs=facts, handle=LocalDeviceHandle(thread, runner.execute, storage))
 
 
 def _sum_of_known(values: Iterable[int | None]) -> int | None:
@@ -142,11 +157,11 @@ def _sum_of_known(values: Iterable[int | None]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-def _load(config: ResolvedConfig, model: ModelConfig, family: Architecture, report: Report) -> LoadedWeights:
+def _load(config: ResolvedConfig, model: ModelConfig, specs: Sequence[WeightSpec], report: Report) -> LoadedWeights:
     report("load", 0, 1, config.model.path or "random weights")
     return load_weights(
         open_source(config.model, model),
-        family.weights(model, rank=0, world=1),
+        specs,
         q_and_k_permuted=model.q_and_k_permuted,
         ignored=(*model.ignored_weights, *((r"lm_head\.weight",) if model.tie_word_embeddings else ())),
         report=lambda done, total, detail: report("load", done, total, detail),
@@ -154,7 +169,7 @@ def _load(config: ResolvedConfig, model: ModelConfig, family: Architecture, repo
 
 
 def _tiers(
-    config: ResolvedConfig, layout: ArenaLayout, kernels: KernelBinder
+    config: ResolvedConfig, layout: ArenaLayout, kernels: KernelBinder, communication: Communication
 ) -> tuple[HostArena | None, StorageTier | None]:
     """Makes the host pool and the storage behind it, where they are asked for; all kernels are bound by now."""
     parents = host_parents(config, layout)
@@ -162,7 +177,13 @@ def _tiers(
     if host is None or not config.kv.storage_dir:
         return host, None
     blocks = {facts.group_id: facts.bytes_per_block for facts in layout.facts}
-    identity = fingerprint(config.model, layout, prefix_granularity=config.kv.granularity, kernels=dict(kernels.chosen))
+    identity = fingerprint(
+        config.model,
+        layout,
+        prefix_granularity=config.kv.granularity,
+        kernels=dict(kernels.chosen),
+        ranks=(communication.rank, communication.world),
+    )
     backend = DirectoryStorage(Path(config.kv.storage_dir), identity, blocks, storage_limit(config))
     return host, StorageTier(backend, host, [facts.group_id for facts in layout.facts])
 
@@ -175,6 +196,7 @@ def _assemble(
     layout: ArenaLayout,
     size: CacheSize,
     kernels: KernelBinder,
+    communication: Communication,
 ) -> tuple[RunnerParts, int]:
     """Makes model, arena, tables, attention and sampler, each bound to the others; and the workspace's bytes."""
     settings = config.scheduler
@@ -192,6 +214,7 @@ def _assemble(
         max_tokens=max_tokens,
         max_logit_rows=logit_rows,
         max_positions=size.max_model_len + settings.overlap,
+        communication=communication,
     )
     model.bind_cache(_layer_caches(layout.groups, arena))
     tables = [
@@ -209,7 +232,7 @@ def _assemble(
         model=model,
         decode=RecordedForwards(
             model.forward,
-            recorder_of(kernels.of_the_forward),
+            recorder_of(kernels.of_the_forward) if communication.world == 1 else EXCHANGED,
             max_rows=min(settings.max_recorded_seqs, settings.max_seqs),
         ),
         arena=arena,
@@ -222,8 +245,9 @@ def _assemble(
             vocab_size=model_config.vocab_size,
         ),
         attention=attention,
-        sampler=Sampler(
+        sampler=make_sampler(
             make_backend("registry", kernels),
+            communication,
             num_rows=pool_rows,
             max_batch=settings.max_seqs,
             vocab_size=model_config.vocab_size,

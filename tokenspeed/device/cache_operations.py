@@ -4,11 +4,13 @@ import logging
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
 from tokenspeed.device.cache_arena import CacheArena
 from tokenspeed.device.handle import OperationOutcome
 from tokenspeed.device.host_arena import HostArena
 from tokenspeed.device.storage.tier import STORAGE_KINDS, StorageTier
+from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed_scheduler import CacheOperation, OperationKind
 
 logger = logging.getLogger(__name__)
@@ -24,10 +26,17 @@ class CacheOperations:
     A copy that fails is an outcome, never an exception: the step goes on, and whoever waits for the block is told.
     """
 
-    def __init__(self, arena: CacheArena, host: HostArena | None, storage: StorageTier | None) -> None:
+    def __init__(
+        self,
+        arena: CacheArena,
+        host: HostArena | None,
+        storage: StorageTier | None,
+        communication: Communication = ALONE,
+    ) -> None:
         self._arena = arena
         self._host = host
         self._storage = storage
+        self._communication = communication
 
     def save(self, operations: Sequence[CacheOperation]) -> list[OperationOutcome]:
         """Copies to the host, before anything of the step is written, and starts the storage operations, which may put
@@ -60,9 +69,33 @@ class CacheOperations:
             if operation.kind in LOADS
         ]
 
+    def agreed(
+        self, operations: Sequence[CacheOperation], outcomes: Sequence[OperationOutcome]
+    ) -> tuple[OperationOutcome, ...]:
+        """The same once every rank has made its copies: a block is there where all of them have their part of it."""
+        if self._communication.world == 1:
+            return tuple(outcomes)
+        sizes = {operation.op_id: _count(operation) for operation in operations}
+        counts = [sizes[outcome.op_id] for outcome in outcomes]
+        flags = [
+            np.ones(count, np.uint8) if outcome.succeeded is None else outcome.succeeded
+            for outcome, count in zip(outcomes, counts, strict=True)
+        ]
+        everywhere = torch.from_numpy(np.concatenate(flags))
+        self._communication.minimum(everywhere)
+        parts = np.split(everywhere.numpy(), np.cumsum(counts)[:-1])
+        return tuple(
+            OperationOutcome(op_id=outcome.op_id, succeeded=None if part.all() else part)
+            for outcome, part in zip(outcomes, parts, strict=True)
+        )
+
 
 def _impossible(operation: CacheOperation) -> OperationOutcome:
     """Fails an operation for which this device side has no tier: scheduler and device were not built for each other."""
     logger.error("%s needs a tier that this device side has not", OperationKind(operation.kind).name)
-    count = max(operation.group.size, operation.digests.shape[0])
-    return OperationOutcome(op_id=operation.op_id, succeeded=np.zeros(count, np.uint8))
+    return OperationOutcome(op_id=operation.op_id, succeeded=np.zeros(_count(operation), np.uint8))
+
+
+def _count(operation: CacheOperation) -> int:
+    """Blocks or keys of an operation."""
+    return max(int(operation.group.size), int(operation.digests.shape[0]))

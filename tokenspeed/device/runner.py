@@ -83,7 +83,7 @@ class Runner:
         else:
             with torch.inference_mode():
                 result = self._batch(plan, submitted, began)
-        return replace(result, operations=tuple(outcomes)) if outcomes else result
+        return replace(result, operations=self._operations.agreed(operations, outcomes)) if outcomes else result
 
     def _batch(self, plan: "Plan", submitted: float, began: float) -> StepResult:
         parts = self._parts

@@ -8,6 +8,7 @@ from typing import NoReturn
 import torch
 
 from tokenspeed.device.cache_arena import ArenaLayout
+from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.recipes.capacity import CacheShape, PoolSize, parents_for, size_pool, wanted_bytes
 from tokenspeed.recipes.host import free_memory_bytes
 from tokenspeed.recipes.memory import cpu_pool_bytes, effective_cache_type
@@ -44,8 +45,16 @@ def kv_dtype(config: ResolvedConfig, model: ModelConfig) -> torch.dtype:
     return _DTYPES[effective_cache_type("auto", "gguf" if config.model.kind == "gguf" else model.dtype)]
 
 
-def cache_size(config: ResolvedConfig, model: ModelConfig, layout: ArenaLayout, *, weight_bytes: int) -> CacheSize:
+def cache_size(
+    config: ResolvedConfig,
+    model: ModelConfig,
+    layout: ArenaLayout,
+    *,
+    weight_bytes: int,
+    communication: Communication = ALONE,
+) -> CacheSize:
     """Sizes the cache: kv.bytes where given, else min(max_seqs x max_len, a share of what the weights leave free).
+    Ranks share the machine's memory evenly, and have caches of one size: the least that any of them can have.
 
     ``scheduler.max_len`` 0 is the model's context length, or what the cache holds where that is less. Raises
     MemoryPlanError where not even one sequence of an explicit max_len, or one block, fits.
@@ -60,8 +69,9 @@ def cache_size(config: ResolvedConfig, model: ModelConfig, layout: ArenaLayout, 
     budget = cpu_pool_bytes(
         requested=config.kv.bytes,
         wanted=wanted_bytes(settings, shape, granularity=granularity, wanted_len=wanted_len),
-        free_bytes=free_memory_bytes() - weight_bytes - config.kv.host_bytes,
+        free_bytes=free_memory_bytes() // communication.world - weight_bytes - config.kv.host_bytes,
     )
+    budget = _least(budget, communication)
     pool = size_pool(settings, shape, granularity=granularity, wanted_len=wanted_len, budget=budget)
     if pool.holds < 1 or (settings.max_len and pool.parents < pool.per_request):
         _refuse(config, shape, pool, budget)
@@ -71,6 +81,12 @@ def cache_size(config: ResolvedConfig, model: ModelConfig, layout: ArenaLayout, 
         max_model_len=pool.max_len,
         table_slots=max(slots_for(pool.max_len, settings.overlap, granularity), STATE_SLOTS),
     )
+
+
+def _least(value: int, communication: Communication) -> int:
+    found = torch.tensor([value], dtype=torch.int64)
+    communication.minimum(found)
+    return int(found)
 
 
 def _refuse(config: ResolvedConfig, shape: CacheShape, pool: PoolSize, budget: int) -> NoReturn:

@@ -71,5 +71,5 @@ def _tensor_of(spec: WeightSpec, weight: QuantizedTensor, place: Place | None) -
     """The tensor of the checkpoint that has the row: of experts that are one weight, the expert's own."""
     if place is None or not spec.parts or spec.row_order is not None:
         return spec.name
-    held = spec.shard.row_range(len(spec.parts))
+    held = (0, len(spec.parts)) if spec.sections else spec.shard.row_range(len(spec.parts))
     return spec.parts[held[0] + place[0] * (held[1] - held[0]) // weight.shape[0]]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
+from tokenspeed.layers.communication import Communication
 from tokenspeed.layers.kernels import Kernel
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, RowOrder, WeightSpec, paired_rotary_rows
@@ -16,20 +17,21 @@ def attention_weights(config: ModelConfig, place: str, ranks: Ranks) -> list[Wei
     hidden, dim = config.hidden_size, config.head_dim
     specs = []
     turned = paired_rotary_rows(dim, config.rope.rotated(dim)) if config.rope.paired else None
-    for name, heads, rotary in (
-        ("q", config.num_heads, config.num_heads),
-        ("k", config.num_kv_heads, config.num_kv_heads),
-        ("v", config.num_kv_heads, 0),
+    keys = ranks.sharing(config.num_kv_heads)
+    for name, heads, rotary, shared in (
+        ("q", config.num_heads, config.num_heads, ranks),
+        ("k", config.num_kv_heads, config.num_kv_heads, keys),
+        ("v", config.num_kv_heads, 0, keys),
     ):
         order = {"rotary_heads": rotary, "row_order": turned if rotary else None}
         rows = heads * dim
         if config.output_gate and name == "q":
             rows, order = 2 * rows, {"row_order": _gates_behind(dim)}
-        specs.append(ranks.rows(f"{place}.{name}_proj.weight", rows, hidden, **order))
+        specs.append(shared.rows(f"{place}.{name}_proj.weight", rows, hidden, **order))
         if config.attention_bias:
-            specs.append(ranks.rows(f"{place}.{name}_proj.bias", rows, **order))
+            specs.append(shared.rows(f"{place}.{name}_proj.bias", rows, **order))
         if config.qk_norm and rotary:
-            norm, share = f"{place}.{name}_norm.weight", ranks.rows if config.whole_norms else ranks.whole
+            norm, share = f"{place}.{name}_norm.weight", shared.rows if config.whole_norms else shared.whole
             specs.append(share(norm, heads * dim if config.whole_norms else dim, offset=config.norm_offset))
     specs.append(ranks.columns(f"{place}.o_proj.weight", hidden, config.num_heads * dim))
     if config.output_bias:
@@ -112,6 +114,19 @@ class GroupedQueryAttention:
         self._output(heads, out)
 
 
+def _norm_over_ranks(communication: Communication) -> Kernel:
+    """``fn(x, weight, eps, out)``: the RMS norm over the elements that all ranks have of a row. Where ranks have the
+    same heads, all heads are there as often, and the mean is the same."""
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+        squares = x.square().sum(dim=1, keepdim=True)
+        communication.all_reduce(squares)
+        scale = squares.div_(communication.world * x.shape[1]).add_(eps).rsqrt_()
+        torch.mul(x, scale, out=out).mul_(weight)
+
+    return norm
+
+
 class _NormedProjections:
     """q, k and v, of which q and k are normed over all their heads together (MiniMax-M2): norms take rows that lie
     together, so each projection has memory of its own."""
@@ -120,6 +135,8 @@ class _NormedProjections:
         config, workspace = parts.config, parts.workspace
         self._eps = config.rms_norm_eps
         self._rms_norm = parts.kernels.rms_norm()
+        if parts.communication.world > 1:
+            self._rms_norm = _norm_over_ranks(parts.communication)
         self._each = []
         for name, heads, norm in (
             ("q", config.num_heads, q_norm),

@@ -7,8 +7,10 @@ import torch
 
 from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
+from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.parts import ModelParts
+from tokenspeed.layers.vocabulary import Vocabulary
 from tokenspeed.layers.weights import LoadedWeights, Ranks, WeightSpec
 from tokenspeed.layers.workspace import Workspace
 from tokenspeed.recipes.model_config import ModelConfig
@@ -35,10 +37,10 @@ class FeedForward(Protocol):
 def decoder_weights(config: ModelConfig, ranks: Ranks, layers: Sequence[WeightSpec]) -> tuple[WeightSpec, ...]:
     """Embedding, the ``layers``' weights, last norm and output head, in the order of the forward."""
     vocabulary, hidden = config.vocab_size, config.hidden_size
-    specs = [ranks.rows("model.embed_tokens.weight", vocabulary, hidden), *layers]
+    specs = [ranks.vocabulary("model.embed_tokens.weight", vocabulary, hidden), *layers]
     specs.append(ranks.whole("model.norm.weight", hidden, offset=config.norm_offset))
     if not config.tie_word_embeddings:
-        specs.append(ranks.rows("lm_head.weight", vocabulary, hidden))
+        specs.append(ranks.vocabulary("lm_head.weight", vocabulary, hidden))
     return tuple(specs)
 
 
@@ -85,10 +87,11 @@ class Decoder:
     """What every architecture's Model is: it says of which layers, and how each cache group attends.
 
     ``max_tokens`` bounds the tokens of a forward, ``max_logit_rows`` the rows of one ``logits`` call, ``max_positions``
-    the length of a sequence. All buffers are float32 and are made once.
+    the length of a sequence. All buffers are float32 and are made once. Of several ranks each has a Model of its own,
+    over ``rank_dimensions`` and its shards; ``communication`` is with the others.
 
     Attributes:
-        config: the dimensions.
+        config: the dimensions, of this rank.
         workspace_bytes: of the buffers and tables.
     """
 
@@ -102,9 +105,13 @@ class Decoder:
         max_tokens: int,
         max_logit_rows: int,
         max_positions: int,
+        communication: Communication = ALONE,
     ) -> None:
         workspace = Workspace(max_tokens=max_tokens, kept=max_logit_rows)
-        parts = ModelParts(config, loaded, kernels, workspace, kv_dtype, max_positions)
+        parts = ModelParts(config, loaded, kernels, workspace, kv_dtype, max_positions, communication)
+        vocabulary = Vocabulary(
+            kernels, communication, size=config.vocab_size, max_tokens=max_tokens, max_rows=max_logit_rows
+        )
         hidden = config.hidden_size
         self.config = config
         self._eps = config.rms_norm_eps
@@ -112,7 +119,7 @@ class Decoder:
             workspace.rows(name, hidden) for name in ("residual", "hidden", "normed")
         )
         embedding = loaded.matrices["model.embed_tokens.weight"]
-        self._embed = kernels.embedding(embedding)
+        self._embed = vocabulary.embedding(embedding)
         self._embedding_scale: torch.Tensor | None = None
         if config.embedding_scale != 1.0:
             self._embedding_scale = _in_the_type_of(embedding, config.embedding_scale)
@@ -121,7 +128,7 @@ class Decoder:
         self._norm = parts.vector("model.norm.weight")
         self._add_rms_norm = kernels.fused_add_rms_norm()
         head = embedding if config.tie_word_embeddings else loaded.matrices["lm_head.weight"]
-        self._head = kernels.linear(head, None)
+        self._head = vocabulary.head(head)
         self._gathered = torch.zeros(max_logit_rows, hidden)
         self._logits = torch.zeros(max_logit_rows, config.vocab_size)
         self.workspace_bytes = (

@@ -1,7 +1,7 @@
 """A mixture of experts: a router, the experts that it chooses, and one that every token goes to."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -67,8 +67,9 @@ def experts_weights(
     *,
     looked_up: int = 0,
 ) -> list[WeightSpec]:
-    """Router, experts and shared expert at ``place``. Ranks share whole experts; the router is on all of them.
-    ``looked_up``: the size of the vocabulary, in a layer whose experts are looked up by the token's id."""
+    """Router, experts and shared expert at ``place``. Ranks share the columns of every expert, or whole experts (see
+    ExpertsConfig.by_expert); the router is on all of them. ``looked_up``: the size of the vocabulary, in a layer whose
+    experts are looked up by the token's id."""
     names = names or ExpertNames()
     count, inner = experts.count, experts.intermediate
     specs = [ranks.whole(f"{place}.{names.router}.weight", count, hidden)]
@@ -85,8 +86,10 @@ def experts_weights(
         each = [f"{place}.{names.expert.format(number)}" for number in range(count)]
         gate_up = tuple(f"{expert}.{part}.weight" for expert in each for part in (names.gate, names.up))
         down = tuple(f"{expert}.{names.down}.weight" for expert in each)
-        specs.append(ranks.rows(names.matrix(place, "gate_up"), count * 2 * inner, hidden, parts=gate_up))
-        specs.append(ranks.rows(names.matrix(place, "down"), count * hidden, inner, parts=down))
+        sections = {} if experts.by_expert else {"sections": (inner,) * (2 * count)}
+        share = ranks.rows if experts.by_expert else ranks.columns
+        specs.append(ranks.rows(names.matrix(place, "gate_up"), count * 2 * inner, hidden, parts=gate_up, **sections))
+        specs.append(share(names.matrix(place, "down"), count * hidden, inner, parts=down))
     if experts.shared_intermediate:
         shared, inner = f"{place}.{names.shared}", experts.shared_intermediate
         specs += mlp_weights(shared, hidden, inner, ranks, names=names.shared_matrices)
@@ -99,16 +102,22 @@ def _stacked_weights(
     experts: ExpertsConfig, place: str, hidden: int, ranks: Ranks, names: ExpertNames
 ) -> list[WeightSpec]:
     """All experts' matrices, and their biases, as one tensor each."""
-    count, inner = experts.count, experts.intermediate
-    order = gate_before_up(inner) if names.alternating else None
+    count, inner, whole = experts.count, experts.intermediate, experts.by_expert
     turned = names.stacked == "columns"
+    order = gate_before_up(inner if whole else inner // ranks.world) if names.alternating else None
+    # What takes turns is shared out in pairs.
+    each = (2 * inner,) if names.alternating else (inner, inner)
+    both: dict[str, Any] = {"row_order": order} if whole else {"row_order": order, "sections": each * count}
     specs = []
-    for part, rows, columns, row_order in (("gate_up", 2 * inner, hidden, order), ("down", hidden, inner, None)):
+    for part, rows, columns, share, bias, own in (
+        ("gate_up", 2 * inner, hidden, ranks.rows, ranks.rows, both),
+        ("down", hidden, inner, ranks.rows if whole else ranks.columns, ranks.rows if whole else ranks.whole, {}),
+    ):
         name = f"{place}.experts.{part}_proj"
         stored = (count, columns, rows) if turned else (count, rows, columns)
-        specs.append(ranks.rows(name, count * rows, columns, stored=stored, transposed=turned, row_order=row_order))
+        specs.append(share(name, count * rows, columns, stored=stored, transposed=turned, **own))
         if experts.biases:
-            specs.append(ranks.rows(f"{name}_bias", count * rows, stored=(count, rows), row_order=row_order))
+            specs.append(bias(f"{name}_bias", count * rows, stored=(count, rows), **own))
     return specs
 
 
@@ -137,13 +146,19 @@ class Mixture:
         )
         self._scale, self._table = experts.scale, parts.vector(f"{place}.{names.table}") if looked_up else None
         self._route = kernels.table_route() if looked_up else _route_of(parts, experts, f"{place}.{names.correction}")
+        down_bias = _of_experts(parts, f"{down}_bias", experts)
+        if experts.held:
+            self._route = _here_only(self._route, experts)
+        elif down_bias is not None and parts.communication.rank > 0:
+            down_bias = torch.zeros_like(down_bias)  # it counts once
         self._experts = kernels.experts(
             matrices[gate_up],
             matrices[down],
             _of_experts(parts, f"{gate_up}_bias", experts),
-            _of_experts(parts, f"{down}_bias", experts),
+            down_bias,
             _activation_of(experts),
         )
+        self._sum_over_ranks = parts.communication.all_reduce
         self._logits = workspace.rows("router", experts.count)
         self._weights = workspace.rows("expert_weights", experts.active)
         self._ids = workspace.integers("expert_ids", experts.active)
@@ -151,7 +166,9 @@ class Mixture:
         self._gate: Kernel | None = None
         if experts.shared_intermediate:
             shared, inner = f"{place}.{names.shared}", experts.shared_intermediate
-            self._shared = GatedMlp(parts, shared, inner, names=names.shared_matrices, limit=experts.limit)
+            self._shared = GatedMlp(
+                parts, shared, inner, names=names.shared_matrices, limit=experts.limit, partial=True
+            )
             self._shared_out = workspace.rows("shared", parts.config.hidden_size)
             self._add = kernels.add()
         if experts.shared_gate:
@@ -170,10 +187,14 @@ class Mixture:
         else:
             self._route(logits, token_ids, self._table, self._scale, ids, weights)
         self._experts(x, ids, weights, out)
-        if self._shared is None:
-            return
+        if self._shared is not None:
+            self._add_shared(self._shared, x, out)
+        self._sum_over_ranks(out)
+
+    def _add_shared(self, expert: GatedMlp, x: torch.Tensor, out: torch.Tensor) -> None:
+        count = x.shape[0]
         shared = self._shared_out(count)
-        self._shared.forward(x, shared)
+        expert.forward(x, shared)
         if self._gate is not None:
             gate = self._gate_out(count)
             self._gate(x, gate)
@@ -183,7 +204,20 @@ class Mixture:
 
 def _of_experts(parts: ModelParts, name: str, experts: ExpertsConfig) -> torch.Tensor | None:
     """The vector ``name`` as float32 [experts, outputs]; None where the experts have no biases."""
-    return parts.vector(name).view(experts.count, -1) if experts.biases else None
+    return parts.vector(name).view(experts.held or experts.count, -1) if experts.biases else None
+
+
+def _here_only(route: Kernel, experts: ExpertsConfig) -> Kernel:
+    """``route``, whose ids are of the experts that this rank has, from 0 on, and -1 where another rank has it."""
+    first, held = experts.first_held, experts.held
+
+    def routed(*arguments: Any) -> None:
+        route(*arguments)
+        ids: torch.Tensor = arguments[-2]
+        ids.sub_(first)
+        ids.masked_fill_((ids < 0) | (ids >= held), -1)
+
+    return routed
 
 
 def _route_of(parts: ModelParts, experts: ExpertsConfig, correction: str) -> Kernel:

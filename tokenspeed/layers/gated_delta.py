@@ -18,6 +18,8 @@ def gated_delta_weights(config: ModelConfig, place: str, ranks: Ranks, *, by_key
     key head, of its value heads and of their gates together (Qwen3-Next), else in matrices of their own."""
     linear, hidden = linear_of(config), config.hidden_size
     heads, values = linear.value_heads, linear.value_heads * linear.value_dim
+    keys = linear.key_heads * linear.key_dim
+    channels = (keys, keys, values)  # queries, keys and values, of each of which a rank has its heads
     specs = [
         ranks.rows(f"{place}.A_log", heads),
         ranks.rows(f"{place}.dt_bias", heads),
@@ -27,6 +29,7 @@ def gated_delta_weights(config: ModelConfig, place: str, ranks: Ranks, *, by_key
             linear.conv_width,
             stored=(linear.channels, 1, linear.conv_width),
             is_float=True,
+            sections=channels,
         ),
     ]
     if by_key_heads:
@@ -37,8 +40,8 @@ def gated_delta_weights(config: ModelConfig, place: str, ranks: Ranks, *, by_key
         ]
     else:
         specs += [
-            ranks.rows(f"{place}.in_proj_{name}.weight", rows, hidden)
-            for name, rows in (("a", heads), ("b", heads), ("qkv", linear.channels), ("z", values))
+            ranks.rows(f"{place}.in_proj_{name}.weight", sum(sections), hidden, sections=sections)
+            for name, sections in (("a", (heads,)), ("b", (heads,)), ("qkv", channels), ("z", (values,)))
         ]
     specs.append(ranks.whole(f"{place}.norm.weight", linear.value_dim))
     specs.append(ranks.columns(f"{place}.out_proj.weight", hidden, values))

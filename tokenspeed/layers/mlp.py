@@ -21,10 +21,11 @@ def mlp_weights(
     joined: bool = False,
 ) -> list[WeightSpec]:
     """gate, up and down, by their ``names``, at ``place`` ("model.layers.0.mlp"). ``joined``: gate and up are one
-    matrix; every rank has all of such an MLP then, for a range of its rows would be a part of one of them alone."""
+    matrix."""
     if joined:
-        gate_up = ranks.whole(f"{place}.gate_up_proj.weight", 2 * intermediate, hidden)
-        return [gate_up, ranks.whole(f"{place}.down_proj.weight", hidden, intermediate)]
+        both = (intermediate, intermediate)
+        gate_up = ranks.rows(f"{place}.gate_up_proj.weight", 2 * intermediate, hidden, sections=both)
+        return [gate_up, ranks.columns(f"{place}.down_proj.weight", hidden, intermediate)]
     specs = []
     gate, up, down = (f"{place}.{name}" for name in names)
     for matrix, rows, columns, write in (
@@ -40,7 +41,8 @@ def mlp_weights(
 
 
 class GatedMlp:
-    """Three kernel calls a step. ``limit``: what gate and up are clamped at; 0.0: at nothing."""
+    """Three kernel calls a step. ``intermediate``: of this rank; ``limit``: what gate and up are clamped at; 0.0: at
+    nothing; ``partial``: what the ranks give is left for the caller to sum."""
 
     def __init__(
         self,
@@ -50,12 +52,13 @@ class GatedMlp:
         *,
         names: tuple[str, str, str] = MATRICES,
         limit: float = 0.0,
+        partial: bool = False,
     ) -> None:
         workspace = parts.workspace
         joined = parts.config.joined_gate_up
         *gate_up, down = ("gate_up_proj", "down_proj") if joined else names
         self._gate_up = parts.stacked([f"{place}.{name}" for name in gate_up]).forward
-        self._down = parts.linear(f"{place}.{down}", "replicated" if joined else "columns")
+        self._down = (parts.partial if partial else parts.linear)(f"{place}.{down}", "columns")
         self._activate, self._limits = _activation_of(parts, limit)
         self._both = workspace.stacked("gate_up", ((intermediate,), (intermediate,)))
         self._activated = workspace.rows("activated", intermediate)

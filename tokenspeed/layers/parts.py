@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tokenspeed.layers.communication import Communication
 from tokenspeed.layers.kernels import Kernel, KernelBinder
 from tokenspeed.layers.linear import Linear, StackedLinear
 from tokenspeed.layers.rotary import rotary_table
@@ -22,6 +23,7 @@ class ModelParts:
     Attributes:
         kv_dtype: of the cached values.
         max_positions: the longest sequence.
+        communication: with the ranks that share the model.
     """
 
     config: ModelConfig
@@ -30,6 +32,7 @@ class ModelParts:
     workspace: Workspace
     kv_dtype: torch.dtype
     max_positions: int
+    communication: Communication
     _tables: dict[tuple[str, int, bool], torch.Tensor] = field(default_factory=dict)
     _copies: list[QuantizedTensor] = field(default_factory=list)
 
@@ -42,15 +45,35 @@ class ModelParts:
         return self.weights.vectors.get(name)
 
     def linear(self, place: str, kind: ShardKind) -> Kernel:
-        """``fn(x, out)`` of the weight, and the bias if there is one, at ``place``."""
-        weight = self.weights.matrices[f"{place}.weight"]
-        return Linear(self.kernels, weight, self.maybe(f"{place}.bias"), Shard(kind=kind, rank=0, world=1)).forward
+        """``fn(x, out)`` of the weight, and the bias if there is one, at ``place``; where the ranks share its columns,
+        what they give is summed."""
+        product = self.partial(place, kind)
+        if kind != "columns" or self.communication.world == 1:
+            return product
+        all_reduce = self.communication.all_reduce
+
+        def summed(x: torch.Tensor, out: torch.Tensor) -> None:
+            product(x, out)
+            all_reduce(out)
+
+        return summed
+
+    def partial(self, place: str, kind: ShardKind) -> Kernel:
+        """The same, of columns this rank's part alone: whoever asks adds others to it and sums them all at once. A bias
+        counts once, on rank 0."""
+        weight, bias = self.weights.matrices[f"{place}.weight"], self.maybe(f"{place}.bias")
+        if kind == "columns" and self.communication.rank > 0:
+            bias = None
+        return Linear(self.kernels, weight, bias, self._shard(kind)).forward
+
+    def _shard(self, kind: ShardKind) -> Shard:
+        return Shard(kind=kind, rank=self.communication.rank, world=self.communication.world)
 
     def stacked(self, places: Sequence[str]) -> StackedLinear:
         """The linears at ``places``, which have the same input, shared out by their rows."""
         weights = [self.weights.matrices[f"{place}.weight"] for place in places]
         biases = [self.maybe(f"{place}.bias") for place in places]
-        return StackedLinear(self.kernels, weights, biases, Shard(kind="rows", rank=0, world=1))
+        return StackedLinear(self.kernels, weights, biases, self._shard("rows"))
 
     def rotary(self, rope: RopeConfig, head_dim: int, *, back: bool = False) -> torch.Tensor:
         """The table of ``rope`` for heads of ``head_dim``, made once; see rotary_table. ``back``: the one that takes

@@ -39,6 +39,9 @@ class WeightSpec:
         transposed: of a matrix that is ``stored`` as [experts, columns, rows of one]: each expert's is turned, and put
             into ``row_order``, on its own.
         below: where above 0, the numbers are whole and lie in [0, below); they become int32.
+        sections: the rows are so many parts, each of which the ranks share out on its own, where a range of all rows
+            would be the whole of some and nothing of others (gate and up of every expert; queries, keys and values in
+            one matrix). Of a weight of ``parts`` each is one.
     """
 
     name: str
@@ -52,6 +55,7 @@ class WeightSpec:
     offset: float = 0.0
     transposed: bool = False
     below: int = 0
+    sections: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.shape) not in (1, 2) or min(self.shape) < 1:
@@ -60,6 +64,10 @@ class WeightSpec:
             raise ValueError(f"weight {self.name}: {self.shape[0]} rows are not {self.rotary_heads} heads of even size")
         if self.parts and self.shape[0] % len(self.parts):
             raise ValueError(f"weight {self.name}: {self.shape[0]} rows are not {len(self.parts)} equal parts")
+        if self.sections and sum(self.sections) != self.shape[0]:
+            raise ValueError(f"weight {self.name}: {self.shape[0]} rows are not sections of {sum(self.sections)} rows")
+        if self.sections and self.parts and len(self.sections) != len(self.parts):
+            raise ValueError(f"weight {self.name}: of {len(self.parts)} parts each is a section of its own")
         if self.stored and math.prod(self.stored) != math.prod(self.shape):
             raise ValueError(f"weight {self.name}: {self.stored} and {self.shape} hold different numbers of elements")
         if self.transposed and (len(self.stored) != 3 or self.stored[1] != self.shape[-1]):
@@ -79,8 +87,41 @@ class WeightSpec:
         if not self.parts:
             return (self,)
         shape = (self.shape[0] // len(self.parts), *self.shape[1:])
-        whole = Shard(kind="replicated", rank=0, world=1)
-        return tuple(WeightSpec(name=name, shape=shape, shard=whole, is_float=self.is_float) for name in self.parts)
+        each = self.shard
+        if not self.sections and self.shard.kind != "columns":
+            each = Shard(kind="replicated", rank=0, world=1)
+        return tuple(WeightSpec(name=name, shape=shape, shard=each, is_float=self.is_float) for name in self.parts)
+
+    @property
+    def row_ranges(self) -> tuple[tuple[int, int], ...]:
+        """The rows that this rank holds, (start, stop) each, in order, those that touch as one."""
+        if not self.sections:
+            return (self.shard.row_range(self.shape[0]),)
+        return _ranges(self.sections, self.shard)
+
+    def of_experts(self, count: int) -> tuple[range, tuple[tuple[int, int], ...]]:
+        """Of rows that are those of ``count`` experts: the experts of which this rank holds something, and the rows of
+        each. ValueError where an expert would be cut that is not to be."""
+        each = self.shape[0] // count
+        if self.sections:
+            return range(count), _ranges(self.sections[: len(self.sections) // count], self.shard)
+        start, stop = self.shard.row_range(self.shape[0])
+        if start % each or stop % each:
+            raise ValueError(f"{count} experts of {self.name} cannot be divided among {self.shard.world} ranks")
+        return range(start // each, stop // each), ((0, each),)
+
+
+def _ranges(sections: Sequence[int], shard: Shard) -> tuple[tuple[int, int], ...]:
+    ranges: list[tuple[int, int]] = []
+    first = 0
+    for size in sections:
+        start, stop = shard.row_range(size)
+        if ranges and ranges[-1][1] == first + start:
+            ranges[-1] = (ranges[-1][0], first + stop)
+        else:
+            ranges.append((first + start, first + stop))
+        first += size
+    return tuple(ranges)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +131,19 @@ class Ranks:
     rank: int
     world: int
 
+    def sharing(self, heads: int) -> "Ranks":
+        """The ranks as they share so few heads: where they are more than the heads, neighbours have the same one."""
+        if self.world <= heads:
+            return self
+        return Ranks(rank=self.rank * heads // self.world, world=heads)
+
     def rows(self, name: str, rows: int, *columns: int, **more: Any) -> WeightSpec:
-        """The ranks share the rows: outputs, heads, experts, the vocabulary."""
+        """The ranks share the rows: outputs, heads, experts."""
         return self._spec(name, (rows, *columns), "rows", more)
+
+    def vocabulary(self, name: str, rows: int, columns: int) -> WeightSpec:
+        """The ranks share the rows, one for each token of a vocabulary, which need not be divisible."""
+        return self._spec(name, (rows, columns), "vocabulary", {})
 
     def columns(self, name: str, rows: int, columns: int, **more: Any) -> WeightSpec:
         """The ranks share the columns; their results are partial sums."""

@@ -13,6 +13,7 @@ import torch
 from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.cache_spec import CacheGroupSpec
+from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec
 from tokenspeed.recipes.model_config import CheckpointError, ModelConfig
@@ -72,6 +73,7 @@ class ModelConstructor(Protocol):
         max_tokens: int,
         max_logit_rows: int,
         max_positions: int,
+        communication: Communication = ALONE,
     ) -> Model: ...
 
 

@@ -80,6 +80,14 @@ class EmbeddingSettings(_Frozen):
     dimensions: str = ""
 
 
+class ParallelSettings(_Frozen):
+    """Ranks that share the model: ``tp`` processes, among which the columns of every layer are divided; with ``ep``
+    (``tp`` or 1) experts are whole, each on one of them."""
+
+    tp: int = 1
+    ep: int = 1
+
+
 class ApiSettings(_Frozen):
     """What the API does on behalf of the model; docs/recipes.md says what each bound means (0: none).
 
@@ -138,7 +146,7 @@ class ResolvedConfig(_Frozen):
         recipe, profile: where it came from; "" for a bare path.
         recipe_hash: short hash of the recipe file's content, "" without one.
         device: "cpu" ...
-        threads: compute threads; 0 takes the cores this process may use.
+        threads: compute threads of one rank; 0 divides the cores that this process may use among the ranks.
         kernels: op to the name of a kernel or solution that the operator insists on.
         enforce: "latency", "throughput", "determinism" or "portability".
         activations: what products may round their inputs to; "auto" follows the weight or the cache: bfloat16 to
@@ -159,6 +167,7 @@ class ResolvedConfig(_Frozen):
     recipe_hash: str = ""
     device: str = "cpu"
     threads: int = 0
+    parallel: ParallelSettings = ParallelSettings()
     kv: KVConfig = KVConfig()
     scheduler: SchedulerSettings = SchedulerSettings()
     api: ApiSettings = ApiSettings()

@@ -45,9 +45,10 @@ def one_a_core(places: Iterable[CpuPlace]) -> list[CpuPlace]:
     return list(first.values())
 
 
-def default_threads() -> int:
-    """Threads to compute with where nobody said: one a core, and no more than the cgroup lets run; at least 1."""
-    return max(1, min(available_cores(), len(one_a_core(cpu_places()))))
+def default_threads(ranks: int = 1) -> int:
+    """Threads of one rank to compute with where nobody said: one a core, and no more than the cgroup lets run, divided
+    among the ``ranks`` of this machine; at least 1."""
+    return max(1, min(available_cores(), len(one_a_core(cpu_places()))) // ranks)
 
 
 def _core_of(cpu: int, sysfs: Path) -> int:

@@ -17,9 +17,15 @@ SAMPLE_BYTES = 1 << 20
 
 
 def fingerprint(
-    source: ModelSource, layout: ArenaLayout, *, prefix_granularity: int, kernels: Mapping[str, str]
+    source: ModelSource,
+    layout: ArenaLayout,
+    *,
+    prefix_granularity: int,
+    kernels: Mapping[str, str],
+    ranks: tuple[int, int] = (0, 1),
 ) -> str:
-    """Returns 32 hexadecimal digits. Differs for other weights, another type, other groups, other kernels.
+    """Returns 32 hexadecimal digits. Differs for other weights, another type, other groups, other kernels, another rank
+    among how many (``ranks``): each has its own part of a block.
 
     Kernels are in it because blocks computed by others differ in their last bits, and equal tokens are promised.
     """
@@ -34,6 +40,7 @@ def fingerprint(
     parts += [(group.layers, [astuple(field) for field in group.fields]) for group in layout.groups]
     parts += [source.kind, source.random_config, source.seed]
     parts += [_file(path) for path in _files(source)]
+    parts += [] if ranks == (0, 1) else [ranks]  # what one rank stored before there were several stays valid
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 

@@ -17,7 +17,7 @@ itself: up to a hundredth of a step at the largest zero point, 16. A scale that 
 65504, NaN) is refused.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -37,9 +37,14 @@ Piece = Callable[[Range, torch.Tensor], None]
 
 
 def convert(
-    matrix: StoredMatrix, rows: Range, columns: Range, out: torch.Tensor, order: torch.Tensor | None = None
+    matrix: StoredMatrix,
+    rows: Sequence[Range],
+    columns: Range,
+    out: torch.Tensor,
+    order: torch.Tensor | None = None,
 ) -> None:
-    """Writes the rows and columns (start, stop) of ``matrix`` to ``out``: uint8 blocks or bfloat16 [rows, ...].
+    """Writes the rows, all those ranges of them, and columns (start, stop) of ``matrix`` to ``out``: uint8 blocks or
+    bfloat16 [rows, ...].
 
     ``order`` int64 [rows]: row i of ``out`` is row order[i] of those. Raises CheckpointError where the columns would
     cut a block, a scale is not finite or too large, or what the scheme says of zero points or groups does not hold.
@@ -50,15 +55,16 @@ def convert(
             f"{matrix.where}: columns {columns[0]} to {columns[1]} would cut a block of {BLOCKS[resident][0]}; divide "
             "the model among fewer ranks"
         )
-    piece = _piece_of(matrix, columns)
+    write = _piece_of(matrix, columns)
     places = None if order is None else _inverse(order)
-    for start, stop in _pieces(rows, columns[1] - columns[0]):
-        first, last = start - rows[0], stop - rows[0]
+    last = 0
+    for start, stop in (piece for each in rows for piece in _pieces(each, columns[1] - columns[0])):
+        first, last = last, last + stop - start
         if places is None:
-            piece((start, stop), out[first:last])
+            write((start, stop), out[first:last])
             continue
         part = torch.empty_like(out[first:last])
-        piece((start, stop), part)
+        write((start, stop), part)
         out[places[first:last]] = part
 
 

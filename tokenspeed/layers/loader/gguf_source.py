@@ -6,7 +6,7 @@ import torch
 
 from tokenspeed.layers.huge_memory import huge_zeros
 from tokenspeed.layers.loader.gguf_tensors import ROTARY_FACTORS, Composite, named_tensors
-from tokenspeed.layers.loader.source import MappedFile
+from tokenspeed.layers.loader.source import MappedFile, share_of
 from tokenspeed.layers.weights import WeightSpec
 from tokenspeed.recipes.gguf_file import GgufError, GgufTensor, read_gguf_header
 from tokenspeed.recipes.model_config import CheckpointError
@@ -62,24 +62,23 @@ class GgufSource:
             return self._up_projection(spec, composite)
         whole = [self._rows_of(part) for part in composite.parts]
         experts = composite.shape[0]
-        each = spec.shape[0] // experts
-        start, stop = spec.shard.row_range(spec.shape[0])
-        if start % each or stop % each:
-            raise CheckpointError(
-                f"{self.where}: {experts} experts of {spec.name} cannot be divided among {spec.shard.world} ranks"
-            )
+        try:
+            held, _ = spec.of_experts(experts)
+        except ValueError as error:
+            raise CheckpointError(f"{self.where}: {error}") from None
         if composite.kind == "rows":
-            return whole[0].rows(start, stop)
-        first, last = start // each, stop // each
-        planes = [part.plane.view(experts, each // 2, -1)[first:last] for part in whole]
-        width = planes[0].shape[2]
-        dtype = planes[0].dtype
-        memory = huge_zeros((stop - start) * width * dtype.itemsize).view(dtype).view(last - first, 2, each // 2, width)
+            return share_of(whole[0], spec)
+        inner = spec.shape[0] // experts // 2
+        first, last = spec.shard.row_range(inner) if spec.sections else (0, inner)
+        planes = [part.plane.view(experts, inner, -1)[held.start : held.stop, first:last] for part in whole]
+        width, dtype = planes[0].shape[2], planes[0].dtype
+        shape = (len(held), 2, last - first, width)
+        memory = huge_zeros(len(held) * 2 * (last - first) * width * dtype.itemsize).view(dtype).view(shape)
         for place, plane in enumerate(planes):
             memory[:, place] = plane
         del whole, planes
         self.forget(spec.name)
-        return self._made(spec, composite, memory.view(stop - start, width))
+        return self._made(spec, composite, memory.view(-1, width))
 
     def is_converted(self, name: str) -> bool:
         return name in self._composites

@@ -10,7 +10,7 @@ from tokenspeed.layers.loader.gguf_source import GgufSource
 from tokenspeed.layers.loader.random_source import RandomSource
 from tokenspeed.layers.loader.row_stack import RowStack
 from tokenspeed.layers.loader.safetensors_source import SafetensorsSource
-from tokenspeed.layers.loader.source import WeightSource
+from tokenspeed.layers.loader.source import WeightSource, share_of
 from tokenspeed.layers.loader.transposed import turned
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec, unpermuted_rows
 from tokenspeed.recipes.model_config import CheckpointError, ModelConfig
@@ -77,16 +77,16 @@ def _matrix(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) 
         return weight
     if spec.transposed and source.names() is not None:
         return turned(source, spec)
-    weight = source.matrix(spec)
+    whole = source.matrix(spec)
     if order is not None:
-        weight = weight.select_rows(order)
-    start, stop = spec.shard.row_range(spec.shape[0])
-    if (start, stop) != (0, spec.shape[0]):
-        weight = weight.rows(start, stop)
-    start, stop = spec.shard.column_range(spec.shape[1])
-    if (start, stop) != (0, spec.shape[1]):
-        weight = weight.columns(start, stop)
+        whole = whole.select_rows(order)
+    weight = share_of(whole, spec)
     if spec.row_order is None:
+        if (
+            weight is not whole
+            and weight.plane.untyped_storage().data_ptr() != whole.plane.untyped_storage().data_ptr()
+        ):
+            source.forget(spec.name)  # it was copied
         return weight
     ordered = weight.select_rows(spec.row_order(weight.shape[0]))
     source.forget(spec.name)
@@ -96,17 +96,20 @@ def _matrix(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) 
 def _stack(source: WeightSource, spec: WeightSpec) -> QuantizedTensor:
     """The rank's parts in one piece of memory. What lies in a file is copied once and given back there, so that no part
     is held twice; parts that are converted come out one behind the other."""
-    start, stop = spec.shard.row_range(spec.shape[0])
-    each = spec.shape[0] // len(spec.parts)
-    if start % each or stop % each:
-        raise CheckpointError(
-            f"{source.where}: {len(spec.parts)} parts of {spec.name} cannot be divided among {spec.shard.world} ranks"
-        )
-    tensors = spec.tensors[start // each : stop // each]
+    tensors = spec.tensors
+    if not spec.sections:
+        start, stop = spec.shard.row_range(spec.shape[0])
+        each = spec.shape[0] // len(spec.parts)
+        if start % each or stop % each:
+            raise CheckpointError(
+                f"{source.where}: {len(spec.parts)} parts of {spec.name} cannot be divided among {spec.shard.world} "
+                "ranks"
+            )
+        tensors = tensors[start // each : stop // each]
     stack: RowStack | None = None
     for place, tensor in enumerate(tensors):
         part = source.converted(tensor)
-        part = source.matrix(tensor) if part is None else part
+        part = share_of(source.matrix(tensor), tensor) if part is None else part
         if stack is None:
             stack = RowStack(part, len(tensors), source=f"{source.where}: {spec.name}")
         elif part.format != stack.format:
@@ -132,8 +135,7 @@ def _vector(source: WeightSource, spec: WeightSpec, order: torch.Tensor | None) 
         vector = vector + spec.offset
     if order is not None:
         vector = vector[order]
-    start, stop = spec.shard.row_range(spec.shape[0])
-    vector = vector[start:stop]
+    vector = torch.cat([vector[start:stop] for start, stop in spec.row_ranges])
     if spec.row_order is not None:
         vector = vector[spec.row_order(vector.shape[0])]
     return vector.contiguous()

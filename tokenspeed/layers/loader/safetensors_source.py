@@ -64,9 +64,9 @@ class SafetensorsSource:
         weight = self._weights[spec.name]
         if weight.scheme is None:
             return None
-        rows = spec.shard.row_range(spec.shape[0])
+        rows = spec.row_ranges
         columns = spec.shard.column_range(spec.shape[1])
-        shape = (rows[1] - rows[0], columns[1] - columns[0])
+        shape = (sum(stop - start for start, stop in rows), columns[1] - columns[0])
         plane = self._converted.take(shape[0], weight.scheme.row_bytes(spec.shape[1]) * shape[1] // spec.shape[1])
         order = None if spec.row_order is None else spec.row_order(shape[0])
         return self._convert(weight, spec, rows, columns, plane, order)
@@ -75,7 +75,7 @@ class SafetensorsSource:
         self,
         weight: StoredWeight,
         spec: WeightSpec,
-        rows: tuple[int, int],
+        rows: Sequence[tuple[int, int]],
         columns: tuple[int, int],
         plane: torch.Tensor,
         order: torch.Tensor | None,
@@ -102,7 +102,7 @@ class SafetensorsSource:
         self.forget(spec.name)
         return QuantizedTensor(
             format=resident,
-            shape=(rows[1] - rows[0], columns[1] - columns[0]),
+            shape=(plane.shape[0], columns[1] - columns[0]),
             planes={"data" if resident == "bfloat16" else "blocks": plane},
             source=f"{weight.values.path.name}:{weight.values.name}",
         )
@@ -115,7 +115,7 @@ class SafetensorsSource:
         if weight.scheme is not None and len(spec.shape) == 2:
             rows, columns = spec.shape
             plane = torch.empty(rows, weight.scheme.row_bytes(columns), dtype=torch.uint8)
-            return self._convert(weight, spec, (0, rows), (0, columns), plane, None).dequantize()
+            return self._convert(weight, spec, [(0, rows)], (0, columns), plane, None).dequantize()
         dtype = torch.int32 if spec.below else torch.float32
         return self._view(weight.values).to(dtype, copy=True).view(spec.shape)
 

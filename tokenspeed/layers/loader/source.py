@@ -56,6 +56,17 @@ class WeightSource(Protocol):
         ...
 
 
+def share_of(weight: QuantizedTensor, spec: WeightSpec) -> QuantizedTensor:
+    """A rank's part of the whole matrix of ``spec``: a view where it is one range of rows, else a copy. Raises
+    WeightError where its columns would cut a block."""
+    ranges = spec.row_ranges
+    if ranges != ((0, spec.shape[0]),):
+        pieces = [weight.rows(start, stop) for start, stop in ranges]
+        weight = pieces[0] if len(pieces) == 1 else QuantizedTensor.concat(pieces)
+    start, stop = spec.shard.column_range(spec.shape[1])
+    return weight if (start, stop) == (0, spec.shape[1]) else weight.columns(start, stop)
+
+
 class MappedFile:
     """A file as one read-only uint8 tensor. Views of it share its storage and keep the map alive.
 

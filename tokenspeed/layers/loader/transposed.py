@@ -18,22 +18,24 @@ def turned(source: WeightSource, spec: WeightSpec) -> QuantizedTensor:
     cannot be divided among the ranks.
     """
     experts, columns, each = spec.stored
-    start, stop = spec.shard.row_range(spec.shape[0])
-    if start % each or stop % each:
-        raise CheckpointError(
-            f"{source.where}: {experts} experts of {spec.name} cannot be divided among {spec.shard.world} ranks"
-        )
-    stored = source.matrix(replace(spec, shape=(experts * columns, each), stored=(), transposed=False))
+    try:
+        held, ranges = spec.of_experts(experts)
+    except ValueError as error:
+        raise CheckpointError(f"{source.where}: {error}") from None
+    first, last = spec.shard.column_range(columns)
+    rows = sum(stop - start for start, stop in ranges)
+    stored = source.matrix(replace(spec, shape=(experts * columns, each), stored=(), transposed=False, sections=()))
     data = stored.plane.view(experts, columns, each)
-    memory = huge_zeros((stop - start) * columns * data.element_size()).view(data.dtype).view(stop - start, columns)
-    order = None if spec.row_order is None else spec.row_order(each)
-    for place, expert in enumerate(range(start // each, stop // each)):
-        here = memory[place * each : (place + 1) * each]
+    shape = (len(held) * rows, last - first)
+    memory = huge_zeros(shape[0] * shape[1] * data.element_size()).view(data.dtype).view(shape)
+    order = None if spec.row_order is None else spec.row_order(rows)
+    for place, expert in enumerate(held):
+        here = memory[place * rows : (place + 1) * rows]
+        pieces = [data[expert, first:last, start:stop] for start, stop in ranges]
+        part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
         if order is None:
-            here.copy_(data[expert].T)
+            here.copy_(part.T)
         else:  # turned first: taking columns apart one element at a time is six times as slow
-            torch.index_select(data[expert].T.contiguous(), 0, order, out=here)
+            torch.index_select(part.T.contiguous(), 0, order, out=here)
     source.forget(spec.name)
-    return QuantizedTensor(
-        format=stored.format, shape=(stop - start, columns), planes={"data": memory}, source=stored.source
-    )
+    return QuantizedTensor(format=stored.format, shape=shape, planes={"data": memory}, source=stored.source)

@@ -116,6 +116,9 @@ class ExpertsConfig:
         swiglu_alpha, swiglu_limit: of the experts' activation clamped_swiglu; 0.0: it is silu.
         limit: what gate and up are clamped at; 0.0: at nothing.
         table_layers: those whose experts are looked up by the token's id.
+        by_expert: among several ranks each expert is whole on one of them (expert parallelism); else each rank has a
+            part of every expert.
+        held, first_held: of one rank's dimensions: how many experts it has, from which on; 0: all.
     """
 
     layers: tuple[int, ...]
@@ -135,6 +138,9 @@ class ExpertsConfig:
     swiglu_limit: float = 0.0
     limit: float = 0.0
     table_layers: tuple[int, ...] = ()
+    by_expert: bool = False
+    held: int = 0
+    first_held: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,6 +265,14 @@ class ModelConfig:
         """Layers that cache what each token leaves."""
         linear = () if self.linear is None else self.linear.layers
         return tuple(layer for layer in range(self.num_layers) if layer not in linear)
+
+    def by_expert(self) -> "ModelConfig":
+        """The same with every expert whole on one rank; ValueError where the model has none."""
+        if self.experts is None:
+            raise ValueError(
+                f"{self.architecture}: parallel.ep shares experts out, and the model has none; take it away"
+            )
+        return replace(self, experts=replace(self.experts, by_expert=True))
 
     def without(self, *patterns: str) -> "ModelConfig":
         """The same, with more that is left out of the checkpoint."""

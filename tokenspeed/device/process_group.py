@@ -1,0 +1,83 @@
+"""The ranks of one engine over torch.distributed: gloo on the CPU, NCCL (RCCL under ROCm) and HCCL on devices."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from torch import distributed
+
+from tokenspeed.layers.communication import Communication
+from tokenspeed_kernel.platform import current_platform
+from tokenspeed_kernel.rank_agreement import adopt_choices, export_choices
+from tokenspeed_kernel.records import default_oracle
+from tokenspeed_kernel.registry import active_registry
+from tokenspeed_kernel.tuning import ensure_own_tables
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+"""By torch's name of the device."""
+
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for its peers: the slowest may still load its weights. One that died is noticed at once."""
+
+
+class ProcessGroup:
+    """See Communication. One thread at a time uses it: whoever builds the device side, then the forward thread."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank = rank
+        self.world = world
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        distributed.all_reduce(x)
+
+    def minimum(self, x: torch.Tensor) -> None:
+        distributed.all_reduce(x, op=distributed.ReduceOp.MIN)
+
+    def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
+        distributed.all_gather(list(whole.unbind(0)), part)
+
+    def broadcast(self, x: torch.Tensor) -> None:
+        distributed.broadcast(x, src=0)
+
+    def leave(self) -> None:
+        """Ends this rank's part; what peers still ask of it fails."""
+        distributed.destroy_process_group()
+
+
+def join(meeting: str, *, rank: int, world: int, device: str) -> ProcessGroup:
+    """Meets the other ranks in the folder ``meeting``, returns once all are there; ``device`` as in BACKENDS."""
+    distributed.init_process_group(
+        BACKENDS[device],
+        init_method=f"file://{Path(meeting) / 'store'}",
+        rank=rank,
+        world_size=world,
+        timeout=PATIENCE,
+    )
+    return ProcessGroup(rank, world)
+
+
+def agree_on_kernels(communication: Communication) -> None:
+    """Has every rank choose its kernels by rank 0's latencies; nobody measures after that. Plugins are loaded before.
+
+    Raises AgreementError where a rank has other kernels than rank 0.
+    """
+    if communication.world == 1:
+        return
+    oracle, registry, platform = default_oracle(), active_registry(), current_platform()
+    if communication.rank == 0:
+        ensure_own_tables(oracle, registry, platform)
+        _broadcast_bytes(communication, json.dumps(export_choices(oracle, registry, platform)).encode())
+    else:
+        adopt_choices(json.loads(_broadcast_bytes(communication, b"")), oracle, registry, platform)
+
+
+def _broadcast_bytes(communication: Communication, data: bytes) -> bytes:
+    """Rank 0's ``data``, on every rank."""
+    length = torch.tensor([len(data)], dtype=torch.int64)
+    communication.broadcast(length)
+    buffer = torch.zeros(int(length), dtype=torch.uint8)
+    if communication.rank == 0:
+        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    communication.broadcast(buffer)
+    return buffer.numpy().tobytes()
