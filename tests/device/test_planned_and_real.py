@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from thread_ranks import build_ranks
 from tiny_models import random_config
 
 from tokenspeed.device.builder import build_device_side
@@ -99,3 +100,31 @@ def test_what_was_written_to_counts_as_in_memory(tmp_path: Path) -> None:
     assert before > arena.nbytes - (4 << 20)
     arena.blocks(0)[: arena.num_blocks(0) // 2] = 1
     assert before - arena.untouched_bytes >= (arena.nbytes // 2) - (4 << 20)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "assignments", "world"),
+    [
+        ("smollm2-135m", "parallel.tp=2", 2),
+        ("inkling", "parallel.tp=4", 4),  # of the two KV heads each is on two ranks
+        ("kimi-k2.5", "parallel.tp=2 parallel.ep=2", 2),
+        ("qwen3.8-27b", "parallel.tp=2", 2),
+    ],
+)
+def test_each_of_several_ranks_takes_what_was_planned(recipe: str, assignments: str, world: int) -> None:
+    machine = detect_machine()
+    overrides = set_values([f"{assignments} kv.bytes=4MiB scheduler.max_seqs=3 scheduler.max_len=300 threads=1"])
+    resolution = resolve(recipe, machine, profile="smoke", overrides=overrides)
+    plan = make_plan(resolution, machine)
+    source = model_source(resolution)
+    assert source is not None and plan.pool is not None
+    config = planned(resolution.config(source), plan)
+    build = build_ranks(config, world, by_expert=config.parallel.ep > 1)
+    try:
+        specs, terms = build.specs, {term.name: term.bytes for term in plan.terms}
+        assert specs.workspace_bytes == terms["workspace"]
+        assert specs.arena_bytes == plan.pool.bytes
+        assert (specs.groups, specs.num_parents) == (plan.shape.facts, plan.pool.parents)
+        assert specs.weight_bytes == pytest.approx(terms["weights"], rel=0.1)
+    finally:
+        build.handle.shutdown()

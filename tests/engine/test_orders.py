@@ -4,8 +4,7 @@ import pytest
 from control_plane import ControlPlane, submit
 from token_device import expected_tokens
 
-from tokenspeed.engine.journaled_scheduler import event_record
-from tokenspeed.launch.replay import event_of
+from tokenspeed.engine.journaled_scheduler import event_of, event_record
 from tokenspeed.messages import PROTOCOL_VERSION, Order, OrderDone
 from tokenspeed_scheduler import ForgetCache
 

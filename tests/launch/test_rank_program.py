@@ -14,7 +14,7 @@ from tokenspeed.recipes.resolved import ModelSource, ResolvedConfig
 PROGRAM = """
 import gc, sys, types
 process = types.ModuleType("tokenspeed.launch.rank_process")
-process.main = lambda: 0 if not gc.isenabled() else 5
+process.main = lambda arguments: 0 if not gc.isenabled() else 5
 sys.modules["tokenspeed.launch.rank_process"] = process
 from tokenspeed.launch.rank import main
 sys.exit(main())
@@ -44,5 +44,5 @@ def test_the_collector_is_on_once_the_engine_is_ready_and_leaves_the_start_alone
     monkeypatch.setattr(rank_process, "_facts", lambda *_: {})
     channel = SimpleNamespace(send=lambda _: seen.append((gc.isenabled(), gc.get_freeze_count() > 0)))
     config = ResolvedConfig(name="x", served_name="x", model=ModelSource(kind="random", random_config="{}"))
-    rank_process._start(config, channel)  # type: ignore[arg-type]
+    rank_process._start(config, channel, rank_process.Place())  # type: ignore[arg-type]
     assert seen == [(True, True)]

@@ -5,7 +5,7 @@ import pytest
 from tokenspeed.recipes.boxes import nearest_boxes, render_boxes
 from tokenspeed.recipes.capacity import BLOCK_ALIGNMENT, MOST_LARGEST, cache_shape, share_parents
 from tokenspeed.recipes.catalogue import configs_directory, find_recipe, load_hardware, load_recipe, recipe_names
-from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, Experts
+from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, Experts, LinearAttention
 from tokenspeed.recipes.divisibility import indivisible
 from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.machine import described_machine
@@ -124,6 +124,7 @@ def test_a_state_is_one_block_a_request() -> None:
 
 
 DENSE = Dimensions(layers=4, hidden=52 * 64, heads=52, kv_heads=4, head_dim=64, intermediate=1536, vocab=1000)
+STATES = LinearAttention(layers=2, key_heads=6, value_heads=8, key_dim=64, value_dim=64, conv_width=4)
 SPARSE = DENSE.model_copy(update={"experts": Experts(layers=4, count=24, active=4, intermediate=1536)})
 
 
@@ -145,6 +146,17 @@ SPARSE = DENSE.model_copy(update={"experts": Experts(layers=4, count=24, active=
             Parallel(tp=4, dp=4, ep=16),
             "24 experts are not a multiple of 16; ep may be 1, 2, 3, 4, 6, 8, 12, 24",
         ),
+        (
+            DENSE.model_copy(update={"quantisation_block": 256, "intermediate": 2048}),
+            Parallel(tp=2),
+            "13 columns of the heads in blocks of 256",
+        ),
+        (
+            DENSE.model_copy(update={"linear": STATES}),
+            Parallel(tp=4),
+            "6 key heads of layers with a state are not a multiple of 4",
+        ),
+        (DENSE.model_copy(update={"linear": STATES, "heads": 48, "kv_heads": 48}), Parallel(tp=6), "8 value heads"),
         (SPARSE, Parallel(tp=4, ep=8), "experts are divided among the ranks of one or of all replicas: 4"),
     ],
 )

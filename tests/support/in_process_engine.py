@@ -1,11 +1,13 @@
 """A whole engine, both planes, in the test's process: no sockets, no HTTP, everything else real."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from memory_channel import MemoryChannel
 
+from tokenspeed.engine.loop import EventLoop
 from tokenspeed.launch.compose import compose_engine
 from tokenspeed.messages import Submit
 from tokenspeed.messages.snapshot import CounterSnapshot
@@ -89,10 +91,29 @@ class Run:
         return next(output.cached_tokens for output in self.channel.outputs if output.handle == handle)
 
 
-def run_requests(config: ResolvedConfig, requests: Sequence[Submit], gaps: Sequence[int] = ()) -> Run:
+class ComposedEngine(Protocol):
+    """What a run needs of an engine."""
+
+    @property
+    def loop(self) -> EventLoop: ...
+
+    def shutdown(self) -> None: ...
+
+
+Compose = Callable[[ResolvedConfig, MemoryChannel], ComposedEngine]
+
+
+def alone(config: ResolvedConfig, channel: MemoryChannel) -> ComposedEngine:
+    """An engine of one rank."""
+    return compose_engine(config, channel, lambda phase, done=0, total=0, detail="": None)
+
+
+def run_requests(
+    config: ResolvedConfig, requests: Sequence[Submit], gaps: Sequence[int] = (), compose: Compose = alone
+) -> Run:
     """Submits the requests in order, each ``gaps[i]`` rounds before the next one, and runs until all ended."""
     channel = MemoryChannel()
-    engine = compose_engine(config, channel, lambda phase, done=0, total=0, detail="": None)
+    engine = compose(config, channel)
     try:
         for index, request in enumerate(requests):
             channel.send_in(submits=[request])

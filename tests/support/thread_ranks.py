@@ -1,11 +1,13 @@
 """Several ranks in one process: a thread each, which meet at a barrier. What they sum comes out in the order of ranks,
 the same bits on each, as with the real thing."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import pytest
 import torch
 
 from tokenspeed.device import builder
@@ -15,7 +17,7 @@ from tokenspeed.recipes.model_config import ModelConfig, read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig
 
 _Result = TypeVar("_Result")
-PATIENCE_S = 60.0
+PATIENCE_S = 15.0
 
 
 class _Meeting:
@@ -43,6 +45,10 @@ class ThreadRank:
 
     def broadcast(self, x: torch.Tensor) -> None:
         self._exchange(x, lambda all_of_them: x.copy_(all_of_them[0]))
+
+    def die(self) -> None:
+        """Whoever waits for this rank hears that it is gone."""
+        self._meeting.barrier.abort()
 
     def _exchange(self, mine: torch.Tensor, take: Callable[[list[torch.Tensor]], object]) -> None:
         assert mine.is_contiguous()
@@ -85,13 +91,20 @@ class EveryRank:
             build.handle.shutdown()
 
 
+@contextlib.contextmanager
+def kernels_agreed() -> Iterator[None]:
+    """Ranks of one process choose alike; where they said so to each other, nothing could be tuned here any more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "agree_on_kernels", lambda communication: None)
+        yield
+
+
 def build_ranks(config: ResolvedConfig, world: int, *, by_expert: bool = False) -> DeviceBuild:
     """The device sides of ``world`` ranks behind one handle. Kernels are agreed on already: it is one process."""
     parallel = config.parallel.model_copy(update={"tp": world, "ep": world if by_expert else 1})
     config = config.model_copy(update={"parallel": parallel})
     model: ModelConfig = read_model_config(config.model)
-    agree, builder.agree_on_kernels = builder.agree_on_kernels, lambda communication: None
-    try:
+    with kernels_agreed():
         builds = on_every_rank(
             [
                 lambda rank=rank: build_device_side(  # type: ignore[misc]
@@ -100,6 +113,4 @@ def build_ranks(config: ResolvedConfig, world: int, *, by_expert: bool = False) 
                 for rank in thread_ranks(world)
             ]
         )
-    finally:
-        builder.agree_on_kernels = agree
     return DeviceBuild(specs=builds[0].specs, handle=EveryRank(builds))

@@ -13,10 +13,10 @@ from tokenspeed.device.attention.backends import backend_class
 from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
 from tokenspeed.device.cache_operations import CacheOperations
-from tokenspeed.device.forward_thread import ForwardThread
-from tokenspeed.device.handle import DeviceHandle
+from tokenspeed.device.forward_thread import DeviceStateLost, ForwardThread
+from tokenspeed.device.handle import DeviceHandle, RowStart, StepResult
 from tokenspeed.device.host_arena import HostArena
-from tokenspeed.device.local_handle import LocalDeviceHandle
+from tokenspeed.device.local_handle import ExecutePlan, LocalDeviceHandle
 from tokenspeed.device.process_group import agree_on_kernels
 from tokenspeed.device.recorded import RecordedForwards
 from tokenspeed.device.runner import Runner, RunnerParts
@@ -147,7 +147,21 @@ def build_device_side(
         kernels=dict(kernels.chosen),
         kernel_doubts=doubts(selections),
     )
-    return DeviceBuild(specs=facts, handle=LocalDeviceHandle(thread, runner.execute, storage))
+    execute = runner.execute if world == 1 else _with_peers(runner.execute)
+    return DeviceBuild(specs=facts, handle=LocalDeviceHandle(thread, execute, storage))
+
+
+def _with_peers(execute: ExecutePlan) -> ExecutePlan:
+    """A step that raised leaves the other ranks in the middle of theirs: whatever this one exchanged next they would
+    take for something else, so nothing runs after it."""
+
+    def run(plan: "Plan", starts: Sequence[RowStart], submitted: float) -> StepResult:
+        try:
+            return execute(plan, starts, submitted)
+        except Exception as error:
+            raise DeviceStateLost(f"{type(error).__name__}: {error}") from error
+
+    return run
 
 
 def _sum_of_known(values: Iterable[int | None]) -> int | None:

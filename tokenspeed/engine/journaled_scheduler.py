@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenspeed.telemetry.journal import Advanced, Begin, JournalWriter, Planned, Raised, Submitted
+from tokenspeed.telemetry.journal import Advanced, Begin, JournalError, Planned, Raised, Record, Submitted
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import (
@@ -38,7 +38,18 @@ EVENT_ARGUMENTS: dict[str, tuple[str, ...]] = {
 }
 """Every event by the name of its class, with its arguments in the order of its constructor."""
 
+ARRAY_TYPES = {"tokens": np.int32, "failed": np.uint8, "succeeded": np.uint8}
+"""Of the arguments of events that are arrays."""
+
 ROW_COLUMNS = ("handle", "kind", "prefix_len", "input_len")
+
+
+class RecordWriter(Protocol):
+    """Where the records go: a journal's file, or the other ranks of an engine."""
+
+    def append(self, record: Record) -> None: ...
+
+    def flush(self) -> None: ...
 
 
 class JournaledScheduler:
@@ -47,7 +58,7 @@ class JournaledScheduler:
     A batch of no events is no input and is not written.
     """
 
-    def __init__(self, scheduler: Scheduler, writer: JournalWriter) -> None:
+    def __init__(self, scheduler: Scheduler, writer: RecordWriter) -> None:
         self._scheduler = scheduler
         self._writer = writer
 
@@ -147,6 +158,19 @@ def event_record(event: Event) -> tuple[str, list[int | bytes | None]]:
     """The event as it stands in a journal."""
     name = type(event).__name__
     return name, [_plain(getattr(event, argument)) for argument in EVENT_ARGUMENTS[name]]
+
+
+def event_of(name: str, arguments: list[int | bytes | None]) -> Event:
+    """The event that a record holds under this name; raises JournalError for a name that is not known here."""
+    import tokenspeed_scheduler
+
+    if name not in EVENT_ARGUMENTS or len(EVENT_ARGUMENTS[name]) != len(arguments):
+        raise JournalError(f"the journal holds an event {name}{tuple(arguments)}, which this version does not know")
+    values: list[Any] = []
+    for argument, value in zip(EVENT_ARGUMENTS[name], arguments, strict=True):
+        values.append(np.frombuffer(value, dtype=ARRAY_TYPES[argument]) if isinstance(value, bytes) else value)
+    event: Event = getattr(tokenspeed_scheduler, name)(*values)
+    return event
 
 
 def _plain(value: Any) -> int | bytes | None:

@@ -41,6 +41,9 @@ class EngineProcess:
         environment: added to this process's own.
         streams: what it inherits; without it, this process's own output.
 
+    Attributes:
+        name: what messages call it.
+
     Raises OSError where it cannot be started.
     """
 
@@ -59,6 +62,7 @@ class EngineProcess:
             # Its own group: a Ctrl-C at the terminal reaches the parent alone, which then drains.
             start_new_session=True,
         )
+        self.name = "the engine process"
         self.environment = dict(environment)
         assert self._popen.stdin is not None
         with contextlib.suppress(OSError):  # an unprivileged user may have used up all that pipes may hold

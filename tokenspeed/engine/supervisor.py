@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenspeed.engine.process import EngineProcess, EngineStreams
+from tokenspeed.engine.rank_processes import RankProcesses
 from tokenspeed.messages import EngineStatus
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Supervisor:
         streams: what each engine process inherits; without it, this process's own output.
         on_death: hears of each engine that ended unasked, before the link does. It must not wait.
         early: the first engine process, where it was started already, with that command, environment and its streams.
+        ranks: starts the processes of an engine of several ranks; command, environment and streams are its own then.
     """
 
     def __init__(
@@ -99,7 +101,9 @@ class Supervisor:
         streams: Callable[[], AbstractContextManager[EngineStreams]] | None = None,
         on_death: Callable[[EngineDeath], None] | None = None,
         early: EngineProcess | None = None,
+        ranks: Callable[[], RankProcesses] | None = None,
     ) -> None:
+        self._ranks = ranks
         self._command = list(command)
         self._configuration = configuration
         self._environment = dict(environment)
@@ -110,7 +114,7 @@ class Supervisor:
         self._on_death = on_death
         self._started_at = 0.0
         self._early = early
-        self._process: EngineProcess | None = None
+        self._process: EngineProcess | RankProcesses | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._was_ready = False
@@ -196,8 +200,10 @@ class Supervisor:
         finally:
             process.cut()
 
-    def _spawn(self) -> EngineProcess:
+    def _spawn(self) -> EngineProcess | RankProcesses:
         self._started_at = time.monotonic()
+        if self._ranks is not None:
+            return self._ranks()
         early, self._early = self._early, None
         if early is not None:
             return early
@@ -219,12 +225,13 @@ class Supervisor:
     async def _cause(self, status: int) -> str:
         """Returns why the engine ended. One that ends itself says why before; its words may still be on the way."""
         assert self._last_words is not None
+        assert self._process is not None
         if status in (EXIT_CONFIGURATION, EXIT_FAILURE):
             with contextlib.suppress(TimeoutError):
                 return f"the engine failed: {await asyncio.wait_for(self._last_words, LAST_WORDS_S)}"
         if status < 0:
-            return f"the engine process was ended by {_signal_name(-status)}"
-        return f"the engine process ended with status {status}"
+            return f"{self._process.name} was ended by {_signal_name(-status)}"
+        return f"{self._process.name} ended with status {status}"
 
     def _give_up(self, cause: str) -> None:
         self.gave_up = cause

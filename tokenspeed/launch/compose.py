@@ -1,17 +1,22 @@
 """Brings both planes together inside one engine process."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tokenspeed.device.builder import DeviceBuild, Report, build_device_side
 from tokenspeed.device.handle import DeviceHandle
 from tokenspeed.device.specs import DeviceSpecs
+from tokenspeed.engine.following import FollowingLoop
+from tokenspeed.engine.journaled_scheduler import begin_record
+from tokenspeed.engine.leading import LeadingHandle, leading_scheduler
 from tokenspeed.engine.loop import Channel, EngineFailure, EventLoop
+from tokenspeed.engine.rank_wire import FollowingLink, LeadingLink
 from tokenspeed.engine.statistics import EngineStatistics
 from tokenspeed.grammar.pool import GrammarPool
 from tokenspeed.launch.grammars import grammar_pool
 from tokenspeed.launch.scheduling import compose_scheduler, make_scheduler
+from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.messages import (
     PROTOCOL_VERSION,
     EngineInput,
@@ -24,6 +29,7 @@ from tokenspeed.messages import (
 from tokenspeed.recipes.capacity import scheduler_groups
 from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig, SchedulerSettings
+from tokenspeed.telemetry.journal import Begin
 from tokenspeed_kernel.serving_guard import process_guard
 from tokenspeed_scheduler import Role, Scheduler, SchedulerConfig
 
@@ -63,24 +69,81 @@ def scheduler_config(settings: SchedulerSettings, specs: DeviceSpecs) -> Schedul
     )
 
 
-def compose_engine(config: ResolvedConfig, channel: Channel, report: Report) -> Engine:
-    """Builds the device side, then the scheduler over it, then the loop that holds both ends.
+def compose_engine(
+    config: ResolvedConfig,
+    channel: Channel,
+    report: Report,
+    *,
+    communication: Communication = ALONE,
+    link: LeadingLink | None = None,
+) -> Engine:
+    """Builds the device side, then the scheduler over it, then the loop that holds both ends. Of an engine of several
+    ranks this is rank 0, whose ``link`` leads the others (compose_follower).
 
     Raises CheckpointError or ValueError where the configuration cannot work.
     """
     report("load", 0, 0, f"reading {config.model.path or 'random dimensions'}")
     model = read_model_config(config.model)
     grammars = grammar_pool(config, model)
-    build = build_device_side(config, model, report=report)
+    build = build_device_side(config, model, report=report, communication=communication)
+    if link is not None:
+        build = replace(build, handle=LeadingHandle(build.handle, link))
     report("warm up", 0, 0, "a first token through every room")
-    world = scheduler_config(config.scheduler, build.specs)
-    _first_token(config, build, make_scheduler(config.scheduler.implementation, world))
+    settings, world = config.scheduler, scheduler_config(config.scheduler, build.specs)
+
+    def led(scheduler: Scheduler) -> Scheduler:
+        return scheduler if link is None else leading_scheduler(scheduler, settings.implementation, world, link)
+
+    _first_token(config, build, led(make_scheduler(settings.implementation, world)))
     return Engine(
-        loop=_loop(config, build, channel, compose_scheduler(config.scheduler, world), grammars),
+        loop=_loop(config, build, channel, led(compose_scheduler(settings, world)), grammars),
         handle=build.handle,
         specs=build.specs,
         grammars=grammars,
     )
+
+
+@dataclass(frozen=True)
+class Follower:
+    """What any rank but rank 0 runs, and what it must shut down afterwards."""
+
+    loop: FollowingLoop
+    handle: DeviceHandle
+    link: FollowingLink
+
+    def shutdown(self) -> None:
+        """Ends the threads of the device side after what was queued, then takes leave of rank 0."""
+        self.handle.shutdown()
+        if self.loop.stopped:
+            self.link.take_leave()
+        self.link.close()
+
+
+def compose_follower(config: ResolvedConfig, communication: Communication, link: FollowingLink) -> Follower:
+    """Builds this rank's part of the device side, and what follows rank 0. Raises as compose_engine does."""
+    build = build_device_side(
+        config, read_model_config(config.model), report=lambda *_: None, communication=communication
+    )
+    own = scheduler_config(config.scheduler, build.specs)
+
+    def begin(record: Begin) -> Scheduler:
+        mine = begin_record(config.scheduler.implementation, own, {})
+        if mine != record:
+            names = sorted(name for name, value in mine.config.items() if record.config.get(name) != value)
+            raise EngineFailure(
+                f"rank {communication.rank} has another scheduler than rank 0: {', '.join(names) or 'implementation'}"
+            )
+        return make_scheduler(config.scheduler.implementation, own)
+
+    loop = FollowingLoop(
+        rank=communication.rank,
+        world=communication.world,
+        link=link,
+        handle=build.handle,
+        begin=begin,
+        storage=build.specs.storage,
+    )
+    return Follower(loop=loop, handle=build.handle, link=link)
 
 
 def _loop(

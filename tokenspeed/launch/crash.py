@@ -12,7 +12,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,7 @@ class Crash:
         snapshot: its last one, with the counts of the states and the KV blocks.
         server_log, engine_log: the last lines of both processes.
         traceback: the Python stacks of a fatal signal.
+        others: of an engine of several ranks, by the names of their files: what the other ranks left of the same.
     """
 
     when: float
@@ -73,6 +74,7 @@ class Crash:
     engine_log: str = ""
     traceback: str = ""
     environment: Mapping[str, object] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_bundle(root: Path, crash: Crash, redact: Redactor) -> Path:
@@ -110,6 +112,7 @@ def _files(crash: Crash, redact: Redactor) -> dict[str, str]:
         texts["snapshot.json"] = _json(redact.values(snapshot))
     if crash.traceback:
         texts["traceback.txt"] = redact(crash.traceback)
+    texts |= {name: redact(_end(text)) for name, text in crash.others.items()}
     return {name: text[:LONGEST_FILE] for name, text in texts.items()}
 
 
@@ -163,7 +166,8 @@ class CrashReporter:
 
     Args:
         config: of the engine.
-        output: of the engine.
+        output: of the engine, of several ranks of rank 0.
+        other_outputs: of the other ranks.
         redact: blanks secrets.
         server_log: returns the last lines of this process's own log.
         engine_facts: returns what the engine said of itself, and its last snapshot.
@@ -179,9 +183,11 @@ class CrashReporter:
         server_log: Callable[[], str],
         engine_facts: Callable[[], tuple[Mapping[str, object], StateSnapshot | None]],
         on_written: Callable[[Path], None],
+        other_outputs: Sequence[EngineOutput] = (),
     ) -> None:
         self._config = config
         self._output = output
+        self._other_outputs = list(other_outputs)
         self._redact = redact
         self._server_log = server_log
         self._engine_facts = engine_facts
@@ -193,10 +199,17 @@ class CrashReporter:
         when = time.time()
         facts, snapshot = self._engine_facts()
         traceback = self._output.traceback()
-        relay_ended = self._output.relay.end_of_last()
+        tracebacks = {
+            f"rank{rank}-traceback.txt": text
+            for rank, output in enumerate(self._other_outputs, 1)
+            if (text := output.traceback())
+        }
+        ends = [output.relay.end_of_last() for output in (self._output, *self._other_outputs)]
 
         def write() -> None:
-            relay_ended.wait(LAST_WORDS_S)
+            for relay_ended in ends:
+                relay_ended.wait(LAST_WORDS_S)
+            logs = {f"rank{rank}.log": output.relay.last_lines() for rank, output in enumerate(self._other_outputs, 1)}
             crash = Crash(
                 when=when,
                 death=death,
@@ -207,13 +220,14 @@ class CrashReporter:
                 engine_log=self._output.relay.last_lines(),
                 traceback=traceback,
                 environment=environment_facts(self._redact),
+                others=logs | tracebacks,
             )
             path = write_bundle(crash_directory(), crash, self._redact)
             logger.error("crash bundle: %s", path)
             self._on_written(path)
 
-        if traceback:
-            logger.error("the engine's Python stacks when it ended:\n%s", traceback.rstrip())
+        for text in filter(None, (traceback, *tracebacks.values())):
+            logger.error("the engine's Python stacks when it ended:\n%s", text.rstrip())
         self._thread = threading.Thread(target=_guarded, args=(write,), name="crash bundle", daemon=True)
         self._thread.start()
 

@@ -1,4 +1,4 @@
-"""The program of an engine rank: ``python -m tokenspeed.launch.rank``."""
+"""The program of an engine rank: ``python -m tokenspeed.launch.rank``, of several ``... RANK WORLD MEETING``."""
 
 import gc
 import sys
@@ -11,7 +11,7 @@ def main() -> int:
     gc.disable()
     from tokenspeed.launch.rank_process import main as run
 
-    return run()
+    return run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import tokenspeed_scheduler
-from tokenspeed.engine.journaled_scheduler import EVENT_ARGUMENTS, plan_rows
+from tokenspeed.engine.journaled_scheduler import event_of, plan_rows
 from tokenspeed.launch.scheduling import make_scheduler
 from tokenspeed.telemetry.journal import (
     Advanced,
@@ -21,10 +20,9 @@ from tokenspeed.telemetry.journal import (
     Submitted,
     row_lines,
 )
-from tokenspeed_scheduler import CacheGroup, Event, Plan, Role, Scheduler, SchedulerConfig
+from tokenspeed_scheduler import CacheGroup, Plan, Role, Scheduler, SchedulerConfig
 
 NO_ERROR = "no error"
-ARRAY_TYPES: dict[str, type[np.generic]] = {"tokens": np.int32, "failed": np.uint8, "succeeded": np.uint8}
 
 
 @dataclass(frozen=True)
@@ -221,14 +219,3 @@ def _known(constructed: type, fields: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"{constructed.__name__} has no {', '.join(unknown)}")
     return fields
-
-
-def event_of(name: str, arguments: list[int | bytes | None]) -> Event:
-    """The event that a journal holds under this name; raises JournalError for a name that is not known here."""
-    if name not in EVENT_ARGUMENTS or len(EVENT_ARGUMENTS[name]) != len(arguments):
-        raise JournalError(f"the journal holds an event {name}{tuple(arguments)}, which this version does not know")
-    values: list[Any] = []
-    for argument, value in zip(EVENT_ARGUMENTS[name], arguments, strict=True):
-        values.append(np.frombuffer(value, dtype=ARRAY_TYPES[argument]) if isinstance(value, bytes) else value)
-    event: Event = getattr(tokenspeed_scheduler, name)(*values)
-    return event

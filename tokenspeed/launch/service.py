@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tokenspeed.engine.process import engine_command
+from tokenspeed.engine.rank_processes import RankProcesses
 from tokenspeed.engine.supervisor import Supervisor
 from tokenspeed.frontend.async_llm import AsyncLLM
 from tokenspeed.frontend.connection import ZmqEngineConnection
@@ -45,13 +46,20 @@ class Service:
         self._connection = ZmqEngineConnection()
         redact = redactor_of(config)
         environment = engine_environment(config)
+        if early is not None and config.parallel.tp > 1:
+            early.discard()  # it is a rank that is alone
+            early = None
         begun = early.take(environment) if early is not None else None
-        self._output = engine_streams.EngineOutput(redact)
+        ranks = config.parallel.tp
+        names = ["engine"] if ranks == 1 else [f"rank {rank}" for rank in range(ranks)]
+        self._outputs = [engine_streams.EngineOutput(redact, name) for name in names]
+        self._output = self._outputs[0]
         if begun is not None:
             self._output.adopt(begun.output, begun.traceback)
         self._reporter = CrashReporter(
             config=config,
             output=self._output,
+            other_outputs=self._outputs[1:],
             redact=redact,
             server_log=server_log,
             engine_facts=self._engine_facts,
@@ -67,6 +75,7 @@ class Service:
             streams=self._output.open,
             on_death=self._reporter.engine_died,
             early=begun.process if begun is not None else None,
+            ranks=self._start_ranks if ranks > 1 else None,
         )
         self._llm: AsyncLLM | None = None
 
@@ -91,7 +100,14 @@ class Service:
         await self.supervisor.stop()
         self._connection.close()
         self._reporter.finish(BUNDLE_S)
-        self._output.close()
+        for output in self._outputs:
+            output.close()
+
+    def _start_ranks(self) -> RankProcesses:
+        with contextlib.ExitStack() as stack:
+            streams = [stack.enter_context(output.open()) for output in self._outputs]
+            environments = [engine_environment(self._config, rank) for rank in range(len(streams))]
+            return RankProcesses(engine_command(), environments, streams)
 
     def _engine_facts(self) -> tuple[Mapping[str, object], StateSnapshot | None]:
         if self._llm is None:

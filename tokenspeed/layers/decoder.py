@@ -131,8 +131,9 @@ class Decoder:
         self._head = vocabulary.head(head)
         self._gathered = torch.zeros(max_logit_rows, hidden)
         self._logits = torch.zeros(max_logit_rows, config.vocab_size)
+        held = (self._norm, self._gathered, self._logits)
         self.workspace_bytes = (
-            workspace.nbytes + parts.table_bytes + self._norm.nbytes + self._gathered.nbytes + self._logits.nbytes
+            workspace.nbytes + parts.table_bytes + vocabulary.nbytes + sum(buffer.nbytes for buffer in held)
         )
 
     def make_layer(self, parts: ModelParts, index: int) -> DecoderLayer:

@@ -17,6 +17,9 @@ class Vocabulary:
     Args:
         size: of the whole vocabulary.
         max_tokens: bounds the tokens of a step; ``max_rows`` the rows of logits.
+
+    Attributes:
+        nbytes: of the buffers beside the kernels; 0 alone.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Vocabulary:
         ]
         self._max_tokens = max_tokens
         self._max_rows = max_rows
+        self.nbytes = 0
 
     def embedding(self, weight: QuantizedTensor) -> Kernel:
         """``fn(ids int32 [T], out float32 [T, H])`` of the ids of the whole vocabulary."""
@@ -38,6 +42,7 @@ class Vocabulary:
             return embed
         first, last = self._ranges[self._communication.rank]
         own_ids = torch.zeros(self._max_tokens, dtype=torch.int32)
+        self.nbytes += own_ids.nbytes
         all_reduce = self._communication.all_reduce
 
         def lookup(ids: torch.Tensor, out: torch.Tensor) -> None:
@@ -60,6 +65,7 @@ class Vocabulary:
         sizes = [last - first for first, last in self._ranges]
         gathered = torch.zeros(world, self._max_rows * max(sizes))
         part = torch.zeros(self._max_rows * max(sizes))
+        self.nbytes += gathered.nbytes + part.nbytes
         own, all_gather = sizes[self._communication.rank], self._communication.all_gather
 
         def logits_of(x: torch.Tensor, logits: torch.Tensor) -> None:

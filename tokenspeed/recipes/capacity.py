@@ -100,20 +100,23 @@ class PoolSize:
         return min(self.wanted_len, self.holds)
 
 
-def group_bytes(group: CacheGroup, cache_type: str, tensor_parallel: int = 1) -> int:
-    """Bytes on one rank of one entry of ``group``: of one token, or so many as it stands for; of one state."""
+def group_bytes(group: CacheGroup, cache_type: str, tensor_parallel: int = 1, kv_heads: int = 0) -> int:
+    """Bytes on one rank of one entry of ``group``: of one token, or so many as it stands for; of one state. Where there
+    are fewer KV heads than ranks each rank has a whole one (``kv_heads`` 0: not known)."""
     ranks = 1 if group.replicated else tensor_parallel
+    if kv_heads and group.kind != "state":
+        ranks = min(ranks, kv_heads)
     kept = cache_type if group.dtype == "auto" else group.dtype
     return group.layers * -(-group.values_per_layer // ranks) * CACHE_TYPE_BYTES[kept]
 
 
 def cache_shape(
-    groups: Sequence[CacheGroup], cache_type: str, *, granularity: int, tensor_parallel: int = 1
+    groups: Sequence[CacheGroup], cache_type: str, *, granularity: int, tensor_parallel: int = 1, kv_heads: int = 0
 ) -> CacheShape:
     """Blocks of ``granularity`` tokens for the history groups, one state a block for the others, on one rank."""
     sizes, parent = share_parents(
         [
-            group_bytes(group, cache_type, tensor_parallel)
+            group_bytes(group, cache_type, tensor_parallel, kv_heads)
             * (1 if group.kind == "state" else _rows(group, granularity))
             for group in groups
         ]

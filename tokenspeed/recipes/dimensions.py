@@ -12,6 +12,8 @@ from tokenspeed.recipes.schema_types import Count, Positive, Strict
 
 CacheType = Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"]
 
+_UNBLOCKED = ("float32", "bfloat16", "float16")
+
 CACHE_TYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1}
 
 
@@ -206,10 +208,22 @@ def dimensions_of(config: ModelConfig) -> Dimensions:
         compression=_compression(config),
         streams=1 if config.streams is None else config.streams.count,
         experts=_experts(config),
-        quantisation_block=1 if config.quantization is None else config.quantization.block_columns,
+        quantisation_block=_quantisation_block(config),
         by_position=_by_position(config),
         unturned=sum(config.rope_of(layer).kind == "none" for layer in config.attending_layers),
     )
+
+
+def _quantisation_block(config: ModelConfig) -> int:
+    """Of a GGUF file it is that of the formats of its type; matrices whose columns are no whole blocks of 256 are in
+    blocks of 32 there."""
+    if config.quantization is not None:
+        return config.quantization.block_columns
+    kind = config.dtype.lower()
+    if kind == "gguf" or kind in _UNBLOCKED:
+        return 1
+    long = "_k" in kind or kind.startswith(("iq", "tq"))
+    return 256 if long and config.intermediate_size % 256 == 0 else 32
 
 
 def _by_position(config: ModelConfig) -> int:

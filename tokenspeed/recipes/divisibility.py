@@ -37,14 +37,30 @@ def _tensor_parts(model: Dimensions, parallel: Parallel) -> Iterator[tuple[str, 
     block = model.quantisation_block
     unit = f" in blocks of {block}" if block > 1 else ""
     yield "attention heads", model.heads
+    outputs = [("heads", model.heads * (model.head_dim if model.latent is None else model.latent.value))]
+    if model.linear is not None:
+        yield "key heads of layers with a state", model.linear.key_heads
+        yield "value heads of layers with a state", model.linear.value_heads
+        outputs.append(("value heads", model.linear.values))
+    if model.compression is not None:
+        yield "groups of the output projection", model.compression.output_groups
+        outputs = [("output projection", model.compression.output_groups * model.compression.output_rank)]
+    for what, columns in outputs:
+        if block > 1 and columns % block == 0:  # what is no whole blocks is not held in blocks
+            yield f"columns of the {what}{unit}", columns // block
     if model.intermediate:
-        yield f"intermediate columns{unit}", model.intermediate // block if model.intermediate % block == 0 else 1
+        yield f"intermediate columns{unit}", _blocks(model.intermediate, block)
     if model.experts is not None and (parallel.ep == 1 or model.experts.shared):
         # Under expert parallelism an expert stays whole, and the shared ones alone are divided.
         columns = model.experts.intermediate * (1 if parallel.ep == 1 else model.experts.shared)
-        yield f"expert columns{unit}", columns // block if columns % block == 0 else 1
+        yield f"expert columns{unit}", _blocks(columns, block)
     if model.vision is not None and model.vision.sharded:
         yield "vision heads", model.vision.heads
+
+
+def _blocks(columns: int, block: int) -> int:
+    """Whole blocks that columns are; 1, which nothing divides, where they are none."""
+    return columns // block if columns % block == 0 else 1
 
 
 def _line(key: str, ranks: int, what: str, count: int) -> str:

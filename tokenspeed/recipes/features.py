@@ -47,7 +47,7 @@ def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys:
     weight_format = getattr(weights, "format", "")
     if weight_format not in RUNNABLE_FORMATS:
         missing.append(f"weight format {weight_format}")
-    for name, words in (("tp", "tensor"), ("ep", "expert"), ("dp", "data"), ("pp", "pipeline")):
+    for name, words in (("dp", "data"), ("pp", "pipeline")):
         ranks = getattr(keys.parallel, name)
         if ranks > 1:
             missing.append(f"{words} parallelism (parallel.{name} = {ranks})")

@@ -91,14 +91,41 @@ def weights_term(total: int, model: Dimensions | None, parallel: Parallel, store
     return Term(name="weights", bytes=mine, certainty="estimated", detail=detail)
 
 
-def cpu_workspace_term(model: Dimensions, *, stored: str, chunk: int, max_seqs: int, positions: int) -> Term:
+def on_one_rank(model: Dimensions, parallel: Parallel) -> Dimensions:
+    """The dimensions of what one rank computes with: its heads, and its columns of MLPs and experts. Of experts that
+    stay whole that is right for the shared one, which alone has buffers here."""
+    tp = parallel.tp
+    if tp == 1:
+        return model
+    changes: dict[str, object] = {
+        "heads": model.heads // tp,
+        "kv_heads": max(1, model.kv_heads // tp),
+        "intermediate": model.intermediate // tp,
+    }
+    if model.experts is not None:
+        changes["experts"] = model.experts.model_copy(update={"intermediate": model.experts.intermediate // tp})
+    if model.linear is not None:
+        heads = {"key_heads": model.linear.key_heads // tp, "value_heads": model.linear.value_heads // tp}
+        changes["linear"] = model.linear.model_copy(update=heads)
+    if model.compression is not None:
+        groups = model.compression.output_groups // tp
+        changes["compression"] = model.compression.model_copy(update={"output_groups": groups})
+    return model.model_copy(update=changes)
+
+
+def cpu_workspace_term(
+    model: Dimensions, *, stored: str, chunk: int, max_seqs: int, positions: int, ranks: int = 1
+) -> Term:
     """The buffers of a forward on the CPU, float32, the tables of rotary embeddings, and what latent attention keeps
-    transposed besides the weights as they are ``stored``."""
+    transposed besides the weights as they are ``stored``. Of one of several ``ranks``: ``model`` is its own part, and
+    the ids and logits of all are beside it."""
     tokens, rows = chunk + max_seqs, max(max_seqs, LEAST_LOGIT_ROWS)
     values = tokens * (3 * model.hidden + _attention_values(model) + _feed_forward_values(model))
     if model.streams > 1:
         values += tokens * (model.streams * model.hidden + model.streams + model.streams**2)
     values += rows * (model.hidden + model.vocab) + positions * model.table_columns + model.hidden
+    if ranks > 1:
+        values += tokens + (ranks + 1) * rows * -(-model.vocab // ranks)
     if model.unturned:
         values += tokens + (model.head_dim if model.latent is None else model.latent.rotary)
     detail = f"{tokens} tokens a step, {rows} rows of logits"

@@ -28,6 +28,7 @@ from tokenspeed.recipes.memory import (
     cpu_workspace_term,
     device_terms,
     effective_cache_type,
+    on_one_rank,
     weights_term,
 )
 from tokenspeed.recipes.model_config import read_model_config
@@ -141,7 +142,14 @@ def make_plan(resolution: Resolution, machine: Machine, facts: ModelFacts | None
     keys = resolution.keys
     _refuse_indivisible(resolution, facts)
     cache_type = effective_cache_type(keys.kv.dtype, facts.stored)
-    shape = cache_shape(facts.groups, cache_type, granularity=keys.kv.granularity, tensor_parallel=keys.parallel.tp)
+    kv_heads = facts.dimensions.kv_heads if facts.dimensions is not None else 0
+    shape = cache_shape(
+        facts.groups,
+        cache_type,
+        granularity=keys.kv.granularity,
+        tensor_parallel=keys.parallel.tp,
+        kv_heads=kv_heads,
+    )
     max_len = min(keys.scheduler.max_len or facts.context, facts.context)
     on_cpu = _on_cpu(resolution)
     plan = Plan(
@@ -149,10 +157,10 @@ def make_plan(resolution: Resolution, machine: Machine, facts: ModelFacts | None
         machine=machine,
         facts=facts,
         cache_type=cache_type,
-        groups=[_group_plan(group, cache_type, keys.parallel.tp) for group in facts.groups],
+        groups=[_group_plan(group, cache_type, keys.parallel.tp, kv_heads) for group in facts.groups],
         max_len=max_len,
         terms=[] if on_cpu else _device_terms(resolution, facts, machine),
-        memory_bytes=machine.free_bytes if on_cpu else _device_memory(resolution, machine),
+        memory_bytes=machine.free_bytes // keys.parallel.tp if on_cpu else _device_memory(resolution, machine),
         shape=shape,
         pool=None,
         devices=keys.parallel.tp * keys.parallel.dp * keys.parallel.pp,
@@ -171,9 +179,10 @@ def make_plan(resolution: Resolution, machine: Machine, facts: ModelFacts | None
     return plan
 
 
-def _group_plan(group: CacheGroup, cache_type: str, tensor_parallel: int) -> GroupPlan:
+def _group_plan(group: CacheGroup, cache_type: str, tensor_parallel: int, kv_heads: int) -> GroupPlan:
     kept = cache_type if group.dtype == "auto" else group.dtype
-    return GroupPlan(group, -(-group_bytes(group, cache_type, tensor_parallel) // group.stride), kept)
+    each = group_bytes(group, cache_type, tensor_parallel, kv_heads)
+    return GroupPlan(group, -(-each // group.stride), kept)
 
 
 def _pool(plan: Plan, budget: int) -> PoolSize:
@@ -239,11 +248,12 @@ def _cpu_terms(resolution: Resolution, facts: ModelFacts, longest: int) -> list[
     if model is not None and _readable(resolution):
         terms.append(
             cpu_workspace_term(
-                model,
+                on_one_rank(model, keys.parallel),
                 stored=facts.stored,
                 chunk=keys.scheduler.chunk,
                 max_seqs=keys.scheduler.max_seqs,
                 positions=longest + keys.scheduler.overlap,
+                ranks=keys.parallel.tp,
             )
         )
     else:
@@ -283,13 +293,15 @@ def _device_memory(resolution: Resolution, machine: Machine) -> int:
 
 
 def _cpu_budget(plan: Plan) -> int | None:
-    keys = plan.resolution.keys
+    """What a rank may take; those of one machine share its memory."""
+    keys, facts = plan.resolution.keys, plan.facts
     if not plan.machine.free_bytes and not keys.kv.bytes:
         return None
+    weights = weights_term(facts.weight_bytes, facts.dimensions, keys.parallel, facts.stored).bytes
     return cpu_pool_bytes(
         requested=keys.kv.bytes,
         wanted=wanted_bytes(keys.scheduler, plan.shape, granularity=keys.kv.granularity, wanted_len=plan.max_len),
-        free_bytes=plan.machine.free_bytes - plan.facts.weight_bytes - keys.kv.host_bytes,
+        free_bytes=plan.memory_bytes - weights - keys.kv.host_bytes,
     )
 
 

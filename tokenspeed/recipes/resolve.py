@@ -14,6 +14,7 @@ from tokenspeed.recipes.resolved import (
     KVConfig,
     LogConfig,
     ModelSource,
+    ParallelSettings,
     ResolvedConfig,
     SchedulerSettings,
 )
@@ -94,6 +95,7 @@ class Resolution:
             recipe_hash=self.loaded.content_hash if self.loaded else "",
             device="cpu",
             threads=keys.threads,
+            parallel=ParallelSettings(tp=keys.parallel.tp, ep=keys.parallel.ep),
             kv=KVConfig(
                 dtype=kv_type,
                 granularity=keys.kv.granularity,
