@@ -16,10 +16,10 @@ from rank_engine import RankEngine, composed, share
 
 from tokenspeed.device.host_arena import HostArena
 from tokenspeed.engine import following
-from tokenspeed.engine.loop import EngineFailure
+from tokenspeed.engine.loop import EngineFailure, PeerLost
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.key_value_decoder import KeyValueDecoder
-from tokenspeed.messages import SamplingParameters, Submit
+from tokenspeed.messages import Pooling, SamplingParameters, Submit
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.telemetry.journal import Submitted
 from tokenspeed_scheduler import RequestRefused, Scheduler
@@ -66,6 +66,24 @@ def test_retraction_among_ranks_changes_no_token(overlap: int, host_blocks: int,
     assert (found.counters.restores > 0, found.counters.recomputed_tokens > 0) == (host_blocks > 0, not host_blocks)
     logprobs = [o.prompt_logprobs for o in found.channel.outputs if o.handle == 4 and o.prompt_logprobs]
     assert sum(len(part.tokens) for part in logprobs) == 16
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_embeddings_of_ranks_are_those_of_one(pooling: Pooling) -> None:
+    asked = [
+        submit(1, prompt_of(70), 1, pooling=pooling),
+        submit(2, prompt_of(9, 1), 12, sampling=GREEDY),
+        submit(3, prompt_of(30, 2), 1, pooling=pooling),
+    ]
+    config = random_llama(overlap=1, blocks=60, chunk=32)
+    expected, found = run_requests(config, asked), run_ranks(config, asked, 2)
+    assert found.tokens == expected.tokens
+
+    def vectors(run: Run) -> list[np.ndarray]:
+        return [np.frombuffer(one.embedding, np.float32) for one in run.channel.outputs if one.embedding]
+
+    assert len(vectors(expected)) == 2
+    np.testing.assert_allclose(np.stack(vectors(found)), np.stack(vectors(expected)), rtol=0, atol=1e-4)
 
 
 def test_a_copy_that_failed_on_one_rank_is_a_block_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +145,7 @@ def test_a_rank_that_plans_otherwise_ends_the_engine(monkeypatch: pytest.MonkeyP
         as_told(scheduler, msgspec.structs.replace(record, prompt=record.prompt[:-4]))
 
     first, others = ended(lambda: monkeypatch.setattr(following, "_submit", shortened))
-    assert first.startswith("a step failed on rank 0")  # its peer is gone
+    assert first.startswith("rank 0 lost another rank")
     (other,) = others
     digest = "[0-9a-f]{16}"
     plans = rf"plan \d+ has the digest {digest} there, plan \d+ {digest} here"
@@ -158,12 +176,13 @@ def test_a_step_that_fails_on_one_rank_ends_the_engine(rank: int, monkeypatch: p
     threads: list[threading.Thread] = []
     first, others = ended(plant)
     assert len(threads) == 2
-    said = [text for text in (first, *others) if "planted" in text]
-    assert len(said) == 1 and said[0].startswith("a step failed on rank ")
+    failed, lost = sorted((first, *others))
+    assert re.fullmatch(r"a step failed on rank \d.*: MemoryError: planted", failed)
+    assert re.fullmatch(r"rank \d.* lost another rank: .*", lost)
 
 
 def test_ranks_that_were_not_made_alike_do_not_begin() -> None:
     config = share(random_llama(overlap=0, blocks=20, chunk=32), 2)
     settings = config.scheduler.model_copy(update={"headroom": 64})
-    with pytest.raises(EngineFailure, match="a step failed on rank 0"):
+    with pytest.raises(PeerLost, match="rank 0 lost another rank"):
         RankEngine(config, MemoryChannel(), other=config.model_copy(update={"scheduler": settings}))

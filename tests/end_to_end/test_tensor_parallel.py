@@ -6,12 +6,13 @@ import re
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 from control_plane import submit
-from in_process_engine import run_requests
+from in_process_engine import Run, run_requests
 from running_server import RunningServer, run_cli, until
 
 from tokenspeed.messages import SamplingParameters
@@ -22,35 +23,59 @@ SETTINGS = {"kv_cache_gb": 0.02, "max_num_seqs": 4, "threads": 1}
 TWO = ("--tensor-parallel-size", "2")
 LENGTHS = (3, 40, 71)
 NEW_TOKENS = 24
+TOLERANCE = 2e-5
 
 
 def prompt_of(length: int) -> list[int]:
     return [(7 * i * i + 3 * i + length) % 250 + 1 for i in range(length)]
 
 
-def tokens_of_one(recipe: str) -> list[list[int]]:
-    """Greedy tokens of one rank, in this process."""
-    config = resolve_model(recipe, SETTINGS, profile="smoke")
-    greedy = SamplingParameters(top_k=1)
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens, and log-probabilities of the prompt's but for its first, and of these."""
+
+    tokens: list[int]
+    logprobs: list[float]
+
+
+def answers_of_one(recipe: str) -> list[Answer]:
+    """Of one rank, in this process."""
+    greedy = SamplingParameters(top_k=1, logprobs=0, prompt_logprobs=0)
     asked = [submit(handle, prompt_of(length), NEW_TOKENS, sampling=greedy) for handle, length in enumerate(LENGTHS, 1)]
-    run = run_requests(config, asked)
-    return [run.tokens[one.handle] for one in asked]
+    run = run_requests(resolve_model(recipe, SETTINGS, profile="smoke"), asked)
+    return [
+        Answer(run.tokens[one.handle], [*prompt_logprobs(run, one.handle), *output_logprobs(run, one.handle)])
+        for one in asked
+    ]
 
 
-def served(server: RunningServer, length: int) -> dict[str, Any]:
+def prompt_logprobs(run: Run, handle: int) -> list[float]:
+    parts = [o.prompt_logprobs for o in run.channel.outputs if o.handle == handle and o.prompt_logprobs]
+    return [token.logprob for part in parts for token in part.tokens]
+
+
+def output_logprobs(run: Run, handle: int) -> list[float]:
+    return [token.logprob for o in run.channel.outputs if o.handle == handle for token in o.logprobs]
+
+
+def served(server: RunningServer, length: int) -> Answer:
     sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
     body = {"input_ids": prompt_of(length), "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
     answer = server.client.post("/generate", json=body)
     assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    meta = answer.json()["meta_info"]
+    logprobs = [*meta["input_token_logprobs"][1:], *meta["output_token_logprobs"]]
+    return Answer(answer.json()["output_ids"], [logprob for logprob, *_ in logprobs])
 
 
-def check_tokens(server: RunningServer, expected: list[list[int]]) -> None:
-    """The same tokens in company, with the log-probabilities of prompts, which need every rank."""
+def check_answers(server: RunningServer, expected: list[Answer]) -> None:
+    """The same in company; log-probabilities of prompts need every rank."""
     with ThreadPoolExecutor(len(LENGTHS)) as pool:
         answers = list(pool.map(lambda length: served(server, length), LENGTHS))
-    assert [answer["output_ids"] for answer in answers] == expected
-    assert [len(answer["meta_info"]["input_token_logprobs"]) for answer in answers] == list(LENGTHS)
+    for answer, one, length in zip(answers, expected, LENGTHS, strict=True):
+        assert answer.tokens == one.tokens
+        assert len(answer.logprobs) == length - 1 + NEW_TOKENS
+        np.testing.assert_allclose(answer.logprobs, one.logprobs, atol=TOLERANCE)
 
 
 def ranks_of(server: RunningServer) -> dict[int, int]:
@@ -60,14 +85,12 @@ def ranks_of(server: RunningServer) -> dict[int, int]:
     return {int(words[words.index(b"tokenspeed.launch.rank") + 1]): pid for pid, words in arguments.items()}
 
 
-def test_two_processes_with_whole_experts_serve_the_tokens_of_one_and_die_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_with_whole_experts_serve_the_tokens_of_one_and_die_together(tmp_path: Path) -> None:
     """DeepSeek-V3's architecture: latent attention, experts, a shared one."""
-    expected = tokens_of_one("kimi-k2.5")
+    expected = answers_of_one("kimi-k2.5")
     environment = {"TOKENSPEED_CACHE": str(tmp_path), "TOKENSPEED_GUARD_CONTROL_PLANE": "1"}
     with RunningServer("kimi-k2.5", *SIZES, *TWO, "--set", "parallel.ep=2", environment=environment) as server:
-        check_tokens(server, expected)
+        check_answers(server, expected)
         sampling = {"regex": "[0-9]{3}-[0-9]{4}", "max_new_tokens": 40}
         constrained = server.client.post("/generate", json={"text": "Call", "sampling_params": sampling}).json()
         assert re.fullmatch(sampling["regex"], constrained["text"]), constrained
@@ -87,7 +110,7 @@ def test_two_processes_with_whole_experts_serve_the_tokens_of_one_and_die_togeth
         assert server.client.get("/live").status_code == 200
         until(lambda: server.client.get("/ready").status_code == 200, "both ranks are back")
         assert not {*ranks.values()} & {*ranks_of(server).values()}
-        check_tokens(server, expected)
+        check_answers(server, expected)
         (bundle,) = (tmp_path / "crashes").iterdir()
         assert json.loads((bundle / "crash.json").read_text())["pid"] == ranks[1]
         assert "rank 1" in (bundle / "rank1.log").read_text()
@@ -118,10 +141,10 @@ def test_two_processes_with_whole_experts_serve_the_tokens_of_one_and_die_togeth
         pytest.param("qwen3.8-27b", TWO, id="qwen3_5"),
     ],
 )
-def test_processes_serve_the_tokens_of_one(recipe: str, flags: tuple[str, ...]) -> None:
-    expected = tokens_of_one(recipe)
+def test_processes_serve_the_answers_of_one(recipe: str, flags: tuple[str, ...]) -> None:
+    expected = answers_of_one(recipe)
     with RunningServer(recipe, *SIZES, *flags) as server:
-        check_tokens(server, expected)
+        check_answers(server, expected)
 
 
 @pytest.mark.parametrize(

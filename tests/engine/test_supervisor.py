@@ -1,43 +1,18 @@
 """The supervisor over real processes: small scripts stand where the engine would."""
 
-import asyncio
 import json
 import signal
 import sys
 from pathlib import Path
 
 import pytest
+from supervised import POLICY, Link
 
 from tokenspeed.engine.process import EngineProcess
 from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, RestartPolicy, Supervisor
 from tokenspeed.messages import PROTOCOL_VERSION, EngineStatus
 
-POLICY = RestartPolicy(first_s=0.01, longest_s=0.02, attempts=3)
 ECHO_LIFE_LINE = "import sys; sys.stdin.readline(); print('up', flush=True); sys.stdin.read()"
-
-
-class Link:
-    """Notes what the supervisor says."""
-
-    def __init__(self) -> None:
-        self.generations = 0
-        self.lost: list[str] = []
-        self.given_up: list[str] = []
-
-    def rebind(self) -> tuple[str, str]:
-        self.generations += 1
-        return f"in-{self.generations}", f"out-{self.generations}"
-
-    def engine_lost(self, cause: str) -> None:
-        self.lost.append(cause)
-
-    def engine_given_up(self, cause: str) -> None:
-        self.given_up.append(cause)
-
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(20):
-            while not condition():
-                await asyncio.sleep(0.005)
 
 
 def supervisor_of(code: str, link: Link, gave_up: list[str] | None = None) -> Supervisor:

@@ -12,7 +12,7 @@ import torch
 
 from tokenspeed.device import builder
 from tokenspeed.device.builder import DeviceBuild, build_device_side
-from tokenspeed.device.handle import OperationOutcome, PendingStep, RowStart
+from tokenspeed.device.handle import OperationOutcome, PeerGone, PendingStep, RowStart
 from tokenspeed.recipes.model_config import ModelConfig, read_model_config
 from tokenspeed.recipes.resolved import ResolvedConfig
 
@@ -46,6 +46,12 @@ class ThreadRank:
     def broadcast(self, x: torch.Tensor) -> None:
         self._exchange(x, lambda all_of_them: x.copy_(all_of_them[0]))
 
+    def _wait(self) -> None:
+        try:
+            self._meeting.barrier.wait()
+        except threading.BrokenBarrierError as error:
+            raise PeerGone("a thread is gone") from error
+
     def die(self) -> None:
         """Whoever waits for this rank hears that it is gone."""
         self._meeting.barrier.abort()
@@ -53,10 +59,10 @@ class ThreadRank:
     def _exchange(self, mine: torch.Tensor, take: Callable[[list[torch.Tensor]], object]) -> None:
         assert mine.is_contiguous()
         self._meeting.brought[self.rank] = mine.clone()
-        self._meeting.barrier.wait()
+        self._wait()
         all_of_them = list(self._meeting.brought)
         assert len({(part.shape, part.dtype) for part in all_of_them}) == 1, "ranks exchange unlike things"
-        self._meeting.barrier.wait()
+        self._wait()
         take(all_of_them)
 
 

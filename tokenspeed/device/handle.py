@@ -164,6 +164,17 @@ class StepFailed(RuntimeError):
     """A forward raised; the cause is chained. The rows of its plan have no result; the thread goes on."""
 
 
+class PeerGone(RuntimeError):
+    """Another rank of the engine does not answer any more: what ails this one is not its own."""
+
+
+def peer_is_gone(error: BaseException | None) -> bool:
+    """Whether ``error``, or what it came of, is that."""
+    while error is not None and not isinstance(error, PeerGone):
+        error = error.__cause__
+    return error is not None
+
+
 class DeviceHandle(Protocol):
     """The only things the running loop can ask of the device (a test pins the list)."""
 

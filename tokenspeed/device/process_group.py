@@ -1,12 +1,15 @@
 """The ranks of one engine over torch.distributed: gloo on the CPU, NCCL (RCCL under ROCm) and HCCL on devices."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch import distributed
 
+from tokenspeed.device.handle import PeerGone
 from tokenspeed.layers.communication import Communication
 from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.rank_agreement import adopt_choices, export_choices
@@ -14,8 +17,8 @@ from tokenspeed_kernel.records import default_oracle
 from tokenspeed_kernel.registry import active_registry
 from tokenspeed_kernel.tuning import ensure_own_tables
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
-"""By torch's name of the device."""
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
+"""By torch's name of the device. What lies on the host goes over gloo everywhere: tokens, sizes, choices of kernels."""
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for its peers: the slowest may still load its weights. One that died is noticed at once."""
@@ -29,20 +32,28 @@ class ProcessGroup:
         self.world = world
 
     def all_reduce(self, x: torch.Tensor) -> None:
-        distributed.all_reduce(x)
+        with _with_peers():
+            distributed.all_reduce(x)
 
     def minimum(self, x: torch.Tensor) -> None:
-        distributed.all_reduce(x, op=distributed.ReduceOp.MIN)
+        with _with_peers():
+            distributed.all_reduce(x, op=distributed.ReduceOp.MIN)
 
     def all_gather(self, part: torch.Tensor, whole: torch.Tensor) -> None:
-        distributed.all_gather(list(whole.unbind(0)), part)
+        with _with_peers():
+            distributed.all_gather(list(whole.unbind(0)), part)
 
     def broadcast(self, x: torch.Tensor) -> None:
-        distributed.broadcast(x, src=0)
+        with _with_peers():
+            distributed.broadcast(x, src=0)
 
-    def leave(self) -> None:
-        """Ends this rank's part; what peers still ask of it fails."""
-        distributed.destroy_process_group()
+
+@contextlib.contextmanager
+def _with_peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerGone(f"another rank does not answer: {str(error).splitlines()[0]}") from error
 
 
 def join(meeting: str, *, rank: int, world: int, device: str) -> ProcessGroup:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tokenspeed.device.handle import DeviceHandle, PendingStep, StepFailed
 from tokenspeed.engine.journaled_scheduler import event_of
+from tokenspeed.engine.leading import step_failure
 from tokenspeed.engine.loop import EngineFailure
 from tokenspeed.engine.rank_wire import FollowingLink, Start, Stop, Told
 from tokenspeed.telemetry.journal import Advanced, Begin, Planned, Raised, Record, Submitted
@@ -90,7 +91,7 @@ class FollowingLoop:
             try:
                 self._in_flight.popleft().result()
             except StepFailed as error:
-                raise EngineFailure(f"a step failed on {self._who}: {error.__cause__ or error}") from error
+                raise step_failure(self._who, error) from error
 
     # What rank 0's scheduler was told.
 

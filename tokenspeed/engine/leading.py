@@ -17,9 +17,10 @@ from tokenspeed.device.handle import (
     StepFailed,
     StepResult,
     StorageUsage,
+    peer_is_gone,
 )
 from tokenspeed.engine.journaled_scheduler import JournaledScheduler, begin_record
-from tokenspeed.engine.loop import EngineFailure
+from tokenspeed.engine.loop import EngineFailure, PeerLost
 from tokenspeed.engine.rank_wire import LeadingLink
 
 if TYPE_CHECKING:
@@ -78,12 +79,20 @@ class LeadingStep:
         return self._step.done()
 
     def result(self) -> StepResult:
-        """Raises EngineFailure where the forward raised: how far its peers came with theirs is not known here."""
+        """Raises EngineFailure where the forward raised: how far its peers came with theirs is not known here. It is a
+        PeerLost where one of them is gone."""
         try:
             return self._step.result()
         except StepFailed as error:
             self._link.is_broken = True
-            raise EngineFailure(f"a step failed on rank 0: {error.__cause__ or error}") from error
+            raise step_failure("rank 0", error) from error
+
+
+def step_failure(who: str, error: StepFailed) -> EngineFailure:
+    """What a failed step of the rank ``who`` means to an engine of several."""
+    if peer_is_gone(error):
+        return PeerLost(f"{who} lost another rank: {error.__cause__}")
+    return EngineFailure(f"a step failed on {who}: {error.__cause__ or error}")
 
 
 def _least(outcomes: Sequence[OperationOutcome]) -> OperationOutcome:

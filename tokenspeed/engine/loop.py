@@ -63,6 +63,10 @@ class EngineFailure(RuntimeError):
     """The engine cannot go on; the supervisor starts another."""
 
 
+class PeerLost(EngineFailure):
+    """The same, because another rank is gone: that one's end is the cause."""
+
+
 class Channel(Protocol):
     """The loop's view of the wire; see EngineChannel."""
 

@@ -8,6 +8,12 @@ from contextlib import ExitStack
 
 from tokenspeed.engine.process import EngineProcess, EngineStreams
 
+EXIT_PEER_LOST = 71
+"""The exit status of a rank that ended because another was gone."""
+
+CAUSE_S = 2.0
+"""How long the end of another is waited for, where one says that another was gone."""
+
 ALONE_S = 2.0
 """How long a rank may take to end by itself once another has."""
 
@@ -76,16 +82,21 @@ class RankProcesses:
         return status
 
     async def _first_end(self, waits: "dict[asyncio.Task[int], int]") -> int:
-        while True:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        """The status of the rank whose end is the cause of the others'; sets ``_ended``."""
+        failed: dict[int, int] = {}
+        while waits:
+            patience = CAUSE_S if failed else None
+            done, _ = await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             ends = {waits.pop(wait): wait.result() for wait in done}
-            failed = {rank: status for rank, status in ends.items() if status != 0}
-            if failed:
-                # One that was killed is why others, whose peer is gone, fail too.
-                self._ended = min(failed, key=lambda rank: (failed[rank] > 0, rank))
-                return failed[self._ended]
-            if 0 in ends:
+            failed |= {rank: status for rank, status in ends.items() if status != 0}
+            if 0 in ends and not failed:
                 return 0
+            causes = [rank for rank, status in failed.items() if status != EXIT_PEER_LOST]
+            if causes or (failed and not done):
+                break
+        # One that was killed goes before one that says what ails it, and that before those who lost another.
+        self._ended = min(failed, key=lambda rank: (failed[rank] == EXIT_PEER_LOST, failed[rank] > 0, rank), default=0)
+        return failed.get(self._ended, 0)
 
     def send_signal(self, number: int) -> None:
         """Sends it to every rank."""

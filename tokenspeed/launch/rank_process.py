@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from tokenspeed.device.guard import control_plane_guard
+from tokenspeed.device.handle import peer_is_gone
 from tokenspeed.engine.channel import EngineChannel, OutputChannel
-from tokenspeed.engine.loop import EngineFailure
+from tokenspeed.engine.loop import EngineFailure, PeerLost
 from tokenspeed.engine.process import TRACEBACK_VARIABLE
+from tokenspeed.engine.rank_processes import EXIT_PEER_LOST
 from tokenspeed.engine.rank_wire import FollowingLink, LeadingLink
 from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EXIT_FAILURE
 from tokenspeed.launch.compose import Engine, Follower, compose_engine, compose_follower
@@ -111,11 +113,15 @@ def _serve(channel: OutputChannel, start: Callable[[], Engine | Follower], who: 
         # The configuration or the checkpoint is at fault, and the message says how: no traceback helps.
         return _failed(channel, f"{who}{error}", EXIT_CONFIGURATION)
     except Exception as error:
+        if peer_is_gone(error):
+            return _alone(who, error)
         logger.exception("the engine could not start")
         return _failed(channel, f"{who}{type(error).__name__}: {error}", EXIT_FAILURE)
     try:
         with control_plane_guard():
             engine.loop.run()
+    except PeerLost as error:
+        return _alone(who, error)
     except EngineFailure as error:
         return _failed(channel, f"{who}{error}", EXIT_FAILURE)
     except Exception as error:
@@ -170,6 +176,12 @@ def _begin_to_serve() -> None:
     gc.freeze()
     gc.enable()
     begin_serving()
+
+
+def _alone(who: str, error: Exception) -> int:
+    """Ends a rank whose peer is gone; what the peer said, or how it ended, is the cause."""
+    logger.error("%s%s", who, error)
+    return EXIT_PEER_LOST
 
 
 def _failed(channel: OutputChannel, error: str, status: int) -> int:

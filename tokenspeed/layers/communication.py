@@ -7,7 +7,7 @@ import torch
 
 class Communication(Protocol):
     """One rank's end. Every rank makes the same calls in the same order, with tensors of the same shapes; each call
-    returns when this rank's part is done. A peer that is gone makes it raise RuntimeError.
+    returns when this rank's part is done. It raises RuntimeError where a peer is gone.
 
     Attributes:
         rank, world: this rank among how many; ranks count from 0.
