@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from tokenspeed.launch import memory_nodes
+from tokenspeed.launch import environment, memory_nodes
 from tokenspeed.launch.environment import PLACES_VARIABLE, engine_environment, thread_places
 from tokenspeed.launch.memory_nodes import interleave, node_mask, spread_memory
-from tokenspeed.recipes.resolved import ModelSource, ResolvedConfig
+from tokenspeed.recipes.resolved import ModelSource, ParallelSettings, ResolvedConfig
 from tokenspeed.recipes.topology import CpuPlace
 
 HYPERTHREADED = [CpuPlace(cpu // 8, cpu // 2 * 2, cpu) for cpu in range(16)]
@@ -32,6 +32,27 @@ def test_threads_have_places_where_there_is_one_a_core(
     threads: int, places: list[CpuPlace], expected: list[int]
 ) -> None:
     assert thread_places(threads, places) == expected
+
+
+def test_ranks_divide_the_cores() -> None:
+    places = [CpuPlace(0, core, core) for core in range(8)]
+    assert [thread_places(4, places, rank=rank, ranks=2) for rank in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert thread_places(8, places, rank=1, ranks=2) == []  # as many threads as all have cores
+    assert thread_places(2, places, rank=1, ranks=4) == []
+
+
+def test_ranks_have_environments_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", PLACES_VARIABLE, "GLOO_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    places = [CpuPlace(0, core, core) for core in range(8)]
+    monkeypatch.setattr(environment, "cpu_places", lambda: places)
+    monkeypatch.setattr(environment, "default_threads", lambda ranks=1: 8 // ranks)
+    config = ResolvedConfig(
+        name="m", served_name="m", model=ModelSource(kind="random"), parallel=ParallelSettings(tp=2)
+    )
+    found = [engine_environment(config, rank) for rank in range(2)]
+    assert [each[PLACES_VARIABLE] for each in found] == ["0,1,2,3", "4,5,6,7"]
+    assert all(each["OMP_NUM_THREADS"] == "4" and each["GLOO_SOCKET_IFNAME"] == "lo" for each in found)
 
 
 def test_the_engines_environment_tells_the_places_unless_the_operator_did(monkeypatch: pytest.MonkeyPatch) -> None:

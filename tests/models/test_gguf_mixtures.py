@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gguf_mixtures import make, write
 from model_checks import check_prompt
+from thread_ranks import build_ranks
 from tiny_models import build, resolved
 
 from tokenspeed.recipes.checkpoint_size import read_checkpoint
@@ -37,6 +38,29 @@ def test_logits_are_those_of_the_twin(name: str, experts: str, others: str, abso
     try:
         check_prompt(twin, device, PROMPT, new_tokens=6)
         assert read_checkpoint(source)[1] == device.specs.weight_bytes
+    finally:
+        device.handle.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "others", "by_expert"),
+    [
+        ("qwen3moe", "Q8_0", "Q4_0", False),
+        pytest.param("qwen3moe", "MXFP4", "F16", True, marks=pytest.mark.long),
+        ("deepseek2", "Q4_0", "F32", False),
+        pytest.param("glm4moe", "Q8_0", "F32", False, marks=pytest.mark.long),
+        ("gpt-oss", "MXFP4", "Q8_0", False),
+        pytest.param("gpt-oss", "F32", "F32", True, marks=pytest.mark.long),
+    ],
+)
+def test_two_ranks_have_the_logits_of_the_twin(
+    name: str, experts: str, others: str, by_expert: bool, tmp_path: Path
+) -> None:
+    path, twin = write(make(name), tmp_path, name, experts=experts, others=others, absorbed=name == "deepseek2")
+    config = resolved(ModelSource(kind="gguf", path=str(path)), kv_dtype="float32", activations="float32")
+    device = build_ranks(config, 2, by_expert=by_expert)
+    try:
+        check_prompt(twin, device, PROMPT, new_tokens=4)
     finally:
         device.handle.shutdown()
 
