@@ -105,10 +105,10 @@ def test_what_was_written_to_counts_as_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "assignments", "world"),
     [
-        ("smollm2-135m", "parallel.tp=2", 2),
+        pytest.param("smollm2-135m", "parallel.tp=2", 2, marks=pytest.mark.long),
         ("inkling", "parallel.tp=4", 4),  # of the two KV heads each is on two ranks
         ("kimi-k2.5", "parallel.tp=2 parallel.ep=2", 2),
-        ("qwen3.8-27b", "parallel.tp=2", 2),
+        pytest.param("qwen3.8-27b", "parallel.tp=2", 2, marks=pytest.mark.long),
     ],
 )
 def test_each_of_several_ranks_takes_what_was_planned(recipe: str, assignments: str, world: int) -> None:

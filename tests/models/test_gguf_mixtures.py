@@ -45,9 +45,9 @@ def test_logits_are_those_of_the_twin(name: str, experts: str, others: str, abso
 @pytest.mark.parametrize(
     ("name", "experts", "others", "by_expert"),
     [
-        ("qwen3moe", "Q8_0", "Q4_0", False),
+        pytest.param("qwen3moe", "Q8_0", "Q4_0", False, marks=pytest.mark.long),
         pytest.param("qwen3moe", "MXFP4", "F16", True, marks=pytest.mark.long),
-        ("deepseek2", "Q4_0", "F32", False),
+        pytest.param("deepseek2", "Q4_0", "F32", False, marks=pytest.mark.long),
         pytest.param("glm4moe", "Q8_0", "F32", False, marks=pytest.mark.long),
         ("gpt-oss", "MXFP4", "Q8_0", False),
         pytest.param("gpt-oss", "F32", "F32", True, marks=pytest.mark.long),
