@@ -17,7 +17,7 @@ from tokenspeed.launch.history import JournalHistory
 from tokenspeed.launch.replay import Replayer
 from tokenspeed.launch.scheduling import compose_scheduler
 from tokenspeed.recipes.resolved import SchedulerSettings
-from tokenspeed.telemetry.journal import Advanced, JournalError, JournalReader, Planned, Raised, Record
+from tokenspeed.telemetry.journal import Advanced, JournalError, JournalReader, Planned, Raised, Record, Submitted
 from tokenspeed_scheduler import transition_table
 
 
@@ -167,6 +167,14 @@ def _reachable(legal: set[tuple[str, str]], start: str, end: str) -> bool:
         front = {to for at, to in legal if at in front} - seen
         seen |= front
     return end in seen
+
+
+def test_what_is_told_at_the_end_is_not_of_a_plan_that_nobody_recorded(journal: Path) -> None:
+    """A journal that ends with a submit, as that of an engine that runs: the request waits, nothing was planned."""
+    short = rewrite(journal, lambda records: [one for one in records if isinstance(one, Submitted)][:1])
+    replayer = Replayer(JournalReader(short))
+    assert [call.record for call in replayer.calls()] == list(JournalReader(short))
+    assert replayer.scheduler.snapshot().states.tolist()[1] == 1, "it is Submitted"
 
 
 def test_a_request_that_never_came_or_comes_later_is_none(journal: Path) -> None:

@@ -64,6 +64,7 @@ def replay(path: Path) -> Replay:
     replayer = Replayer(reader)
     for _ in replayer.calls():
         pass
+    replayer.conclude()
     return replayer.result
 
 
@@ -87,6 +88,7 @@ class Replayer:
     reader: JournalReader
     scheduler: Scheduler = field(init=False)
     result: Replay = field(init=False)
+    _last: Record | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.scheduler = make_scheduler(self.reader.begin.implementation, scheduler_config(self.reader.begin))
@@ -94,13 +96,16 @@ class Replayer:
 
     def calls(self) -> Iterator[Call]:
         """Makes each call of the journal and yields it; ends with the journal, or behind the first divergence."""
-        record: Record | None = None
         for record, raised in _calls(self.reader):
+            self._last = record
             yield Call(record, raised, self._call(record, raised))
             if self.result.divergence:
                 break
+
+    def conclude(self) -> None:
+        """Notes how the file ends behind its last call; where that is inside a round, goes on with the round."""
         self.result.torn = self.reader.torn
-        if self.reader.is_at_end and isinstance(record, Submitted | Advanced):
+        if self.reader.is_at_end and isinstance(self._last, Submitted | Advanced):
             self._end_inside_a_round()
 
     def _call(self, record: Record, raised: Raised | None) -> Plan | None:
