@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from tokenspeed.device.guard import control_plane_guard
 from tokenspeed.device.handle import peer_is_gone
+from tokenspeed.device.process_group import join
 from tokenspeed.engine.channel import EngineChannel, OutputChannel
 from tokenspeed.engine.loop import EngineFailure, PeerLost
 from tokenspeed.engine.process import TRACEBACK_VARIABLE
@@ -114,16 +115,16 @@ def _serve(channel: OutputChannel, start: Callable[[], Engine | Follower], who: 
         return _failed(channel, f"{who}{error}", EXIT_CONFIGURATION)
     except Exception as error:
         if peer_is_gone(error):
-            return _alone(who, error)
+            return _alone(f"{who}{error}")
         logger.exception("the engine could not start")
         return _failed(channel, f"{who}{type(error).__name__}: {error}", EXIT_FAILURE)
     try:
         with control_plane_guard():
             engine.loop.run()
     except PeerLost as error:
-        return _alone(who, error)
-    except EngineFailure as error:
-        return _failed(channel, f"{who}{error}", EXIT_FAILURE)
+        return _alone(str(error))
+    except EngineFailure as error:  # of several ranks it says which
+        return _failed(channel, str(error), EXIT_FAILURE)
     except Exception as error:
         logger.exception("the engine failed")
         return _failed(channel, f"{who}{type(error).__name__}: {error}", EXIT_FAILURE)
@@ -165,9 +166,6 @@ def _follow(config: ResolvedConfig, place: Place) -> Follower:
 
 
 def _join(config: ResolvedConfig, place: Place) -> Communication:
-    # Not at the top: a rank alone never loads what it takes.
-    from tokenspeed.device.process_group import join
-
     return join(place.meeting, rank=place.rank, world=place.world, device=config.device)
 
 
@@ -178,9 +176,9 @@ def _begin_to_serve() -> None:
     begin_serving()
 
 
-def _alone(who: str, error: Exception) -> int:
+def _alone(error: str) -> int:
     """Ends a rank whose peer is gone; what the peer said, or how it ended, is the cause."""
-    logger.error("%s%s", who, error)
+    logger.error("%s", error)
     return EXIT_PEER_LOST
 
 
