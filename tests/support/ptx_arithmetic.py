@@ -11,8 +11,8 @@ class MachineError(RuntimeError):
 
 
 _KINDS: dict[str, Any] = {
-    "f32": np.float32,
-    "f16": np.float16,
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
     **{
         f"{sign}{bits}": np.dtype(f"{code}{bits // 8}")
         for sign, code in (("u", "u"), ("b", "u"), ("s", "i"))
@@ -30,9 +30,11 @@ def typed(values: np.ndarray, kind: str) -> np.ndarray:
     """Unsigned bits as ``kind``, cut or extended by zeros to its width."""
     if kind == "pred":
         return values.astype(bool)
-    wanted = np.dtype(_KINDS[kind])
+    wanted = _KINDS[kind]
     if values.dtype == bool:
         raise MachineError("a predicate is no number")
+    if values.dtype.itemsize == wanted.itemsize:
+        return values.view(wanted)
     unsigned = bits_of(np.ascontiguousarray(values)).astype(np.dtype(f"u{wanted.itemsize}"))
     return unsigned.view(wanted)
 

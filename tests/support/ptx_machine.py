@@ -23,6 +23,7 @@ LANES = 32
 SHARED_BASE = 1024
 PARAM_BASE = 1 << 60
 PARAM_STRIDE = 4096
+_ALL = np.ones(LANES, dtype=bool)
 
 
 @dataclass
@@ -70,6 +71,11 @@ class Instruction:
     parts: tuple[str, ...]
     operands: tuple[str, ...]
     text: str
+
+    @property
+    def is_straight(self) -> bool:
+        """Whether all lanes that come to it do it, and go on to the next."""
+        return self.guard is None and self.parts[0] not in ("bra", "ret")
 
 
 class Program:
@@ -121,7 +127,7 @@ class Warp:
         self.block, self.index = block, index
         self.registers: dict[str, np.ndarray] = {}
         self.places = np.zeros(LANES, dtype=np.int64)
-        self.mask = np.ones(LANES, dtype=bool)
+        self.mask = _ALL
         lanes = np.arange(LANES, dtype=np.uint32) + LANES * index
         self.special = {"%tid.x": lanes, "%laneid": lanes % LANES}
         for axis, number in zip("xyz", block.position, strict=True):
@@ -151,7 +157,7 @@ class Warp:
             return
         bits = value if value.dtype == bool else bits_of(value)
         old = self.registers.get(name)
-        if old is not None and not self.mask.all():
+        if old is not None and self.mask is not _ALL:
             if old.dtype != bits.dtype:
                 width = max(old.dtype, bits.dtype, key=lambda kind: kind.itemsize)
                 old, bits = old.astype(width), bits.astype(width)
@@ -175,9 +181,15 @@ class Warp:
         program, ends = self.block.program, len(self.block.program.instructions)
         while True:
             place = int(self.places.min())
+            here = self.places == place
+            if here.all():
+                self.mask = _ALL
+                while place < ends and program.instructions[place].is_straight:
+                    yield from self.block.execute(self, program.instructions[place])
+                    place += 1
+                self.places[:] = place
             if place >= ends:
                 return
-            here = self.places == place
             instruction = program.instructions[place]
             self.mask = here
             if instruction.guard is not None:
@@ -351,13 +363,11 @@ class Block:
         return None
 
     def _wait(self, warp: Warp, operands: tuple[str, ...]) -> Iterator[bool]:
-        mask = warp.mask.copy()
-        barrier = self._barrier(int(warp.address(operands[1])[mask][0]))
+        barrier = self._barrier(int(warp.address(operands[1])[warp.mask][0]))
         parity = warp.uniform(operands[2], "u32")
         while barrier.phase == parity:
             yield False
-        warp.mask = mask
-        warp.write(operands[0], np.ones(LANES, dtype=bool))
+        warp.write(operands[0], _ALL)
         yield True
 
     def _bar(self, warp: Warp, instruction: Instruction) -> Iterator[bool]:

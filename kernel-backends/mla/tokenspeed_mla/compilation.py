@@ -10,6 +10,7 @@ import io
 import threading
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -95,6 +96,7 @@ def _checked(output: torch.dtype) -> torch.dtype:
     return output
 
 
+@cache
 def _compiler() -> str:
     try:
         return version("nvidia-cutlass-dsl")

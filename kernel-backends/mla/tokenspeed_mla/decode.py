@@ -45,10 +45,14 @@ def mla_decode(
     graph. Raises ValueError for operands other than these, and what compile_decode does.
     """
     _check(q, cache, page_table, seq_lens, scale)
-    architecture_of(q.device)
     batch, q_len, heads, _ = q.shape
     out = _result("out", out, (batch, q_len, heads, LATENT), (q.dtype, torch.float32), q)
     lse = _result("lse", lse, (batch, q_len, heads), (torch.float32,), q)
+    # What other lengths may need is compiled by the first call already: nothing may be while serving.
+    architecture = architecture_of(q.device)
+    for dtype in (out.dtype, torch.float32):
+        compile_decode(architecture, q.dtype, dtype, cache.shape[1])
+    compile_merge(architecture, out.dtype)
     if splits is None:
         page = cache.shape[1]
         pages = page_table.shape[1] if max_seq_len is None else -(-max_seq_len // page)

@@ -14,7 +14,7 @@ from tokenspeed_mla.requirement import ON_ANY, ON_HOPPER
 SOLUTION = "mla_cute"
 
 COMPILED_ONLY = "compiled_only"
-"""Tag of a kernel that was compiled for its GPU and whose machine code has never run there."""
+"""Tag of a kernel that was compiled for its GPU and has never run on one; what was proved besides says docs/design."""
 
 _READS = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
 _READ: dict[str, TraitBound] = {
