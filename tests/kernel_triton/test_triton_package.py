@@ -7,7 +7,7 @@ from importlib import util
 
 import pytest
 
-from tokenspeed_kernel.ops.mla_tiling import TILE_ROWS, tile_rows_padded
+from tokenspeed_kernel.ops.mla_tiling import TILE_ROWS, partial_workspace_bytes, tile_rows_padded
 from tokenspeed_kernel.ops.split_plan import (
     BUSY_SHARE,
     MAX_SPLITS,
@@ -34,11 +34,22 @@ def on(vendor: str, isa: str, architecture: tuple[int, int]):
 def test_every_kernel_says_that_it_has_not_run_on_a_gpu_and_does_not_run_here():
     load_plugins()
     ours = [k for k in active_registry().kernels() if k.origin.startswith("tokenspeed-appliance-kernel-triton")]
-    assert len(ours) >= 11
+    assert len(ours) == 33
     for kernel in ours:
         assert kernel.spec.band is Band.PORTABLE and kernel.spec.name.startswith("triton_")
         assert COMPILED_ONLY in kernel.spec.tags
         assert kernel.spec.capability.refusal(current_platform()) == "runs on amd, nvidia; this is cpu"
+
+
+def test_specs_say_what_a_request_alone_takes_for_its_splits():
+    load_plugins()
+    latent = active_registry().kernel("triton_attention_mla_decode_bf16").spec
+    most = max(PROCESSORS.values())
+    assert latent.workspace is not None
+    assert latent.workspace({"latent_dim": 512}) == partial_workspace_bytes(1, 128, 1, most) == 128 * most * 513 * 4
+    grouped = active_registry().kernel("triton_attention_decode").spec
+    assert grouped.workspace is not None and grouped.workspace({"head_dim": 128}) == 16 * most * 129 * 4
+    assert active_registry().kernel("triton_attention_extend").spec.workspace is None
 
 
 def test_listing_the_kernels_imports_no_triton():

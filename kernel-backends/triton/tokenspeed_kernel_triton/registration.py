@@ -1,10 +1,12 @@
 """Registers the kernels: the entry point of the group ``tokenspeed_kernel.plugins``. Imports no Triton."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
 from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
+from tokenspeed_kernel.ops.mla_tiling import TILE_ROWS
 from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.ops.rotary import ROTARY_SIGNATURE
@@ -14,6 +16,8 @@ from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, registe
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
 from tokenspeed_kernel_triton import attention, elementwise, linear, moe, rotary, sampling
+from tokenspeed_kernel_triton.configs import PROCESSORS
+from tokenspeed_kernel_triton.paged_attention import workspace_bytes
 from tokenspeed_kernel_triton.requirement import TritonRequirement
 
 SOLUTION = "triton"
@@ -64,6 +68,7 @@ def _register(
     *,
     solution: str = SOLUTION,
     by_row: bool = False,
+    workspace: Callable[[Mapping[str, Any]], int] | None = None,
 ) -> None:
     """``by_row``: each row is computed alone, so its bits depend on no other."""
     family, mode = operation.split(".")
@@ -76,9 +81,23 @@ def _register(
         signatures=signatures,
         traits=traits or {},
         band=Band.PORTABLE,
+        workspace=workspace,
         tags=frozenset({"deterministic", COMPILED_ONLY, *(("row_invariant",) if by_row else ())}),
     )
     register_kernel(spec)(kernel)
+
+
+def _of_splits(rows: int, width: str) -> Callable[[Mapping[str, Any]], int]:
+    """Bytes of the partial outputs of one tile with a split for each processor of the largest device, which is what a
+    request alone takes; ``width`` is the trait that says how wide an output is. A call's own: workspace_bytes."""
+
+    def needed(traits: Mapping[str, Any]) -> int:
+        return workspace_bytes(1, rows, max(PROCESSORS.values()), int(traits[width]))
+
+    return needed
+
+
+_WORKSPACE = {"decode": _of_splits(16, "head_dim"), "mla_decode": _of_splits(TILE_ROWS, "latent_dim")}
 
 
 def _register_attention() -> None:
@@ -89,9 +108,12 @@ def _register_attention() -> None:
         ("mla_decode_partial", attention.mla_decode_partial, attention.rounded_mla_decode_partial, _LATENT_READ),
         ("mla_extend", attention.mla_extend, attention.rounded_mla_extend, _LATENT_READ),
     ):
-        _register(f"attention.{mode}", exact, _ATTENTION, traits)
+        needed = _WORKSPACE.get(mode)
+        _register(f"attention.{mode}", exact, _ATTENTION, traits, workspace=needed)
         rounding: dict[str, TraitBound] = {**traits, "activations": one_of("bfloat16")}
-        _register(f"attention.{mode}", rounded, _ROUNDED_ATTENTION, rounding, solution=ROUNDED_SOLUTION)
+        _register(
+            f"attention.{mode}", rounded, _ROUNDED_ATTENTION, rounding, solution=ROUNDED_SOLUTION, workspace=needed
+        )
     merged = frozenset({MERGE_SIGNATURE})
     _register("attention.merge_partials", attention.merge_partials, merged, {"head_dim": Range(1, MAX_LATENT_DIM)})
 
@@ -141,7 +163,7 @@ def _register_mixtures() -> None:
         "biased": one_of(False, True),
     }
     names = (*linear.DENSE, *linear.QUANTISED)
-    taken = frozenset(experts_signature(WEIGHT_FORMATS[one], WEIGHT_FORMATS[two]) for one in names for two in names)
+    taken = frozenset(experts_signature(WEIGHT_FORMATS[name], WEIGHT_FORMATS[name]) for name in names)
     _register("moe.experts", moe.make_experts, taken, mixture)
     rounded = frozenset({experts_signature(BFLOAT16, BFLOAT16)})
     rounding: dict[str, TraitBound] = {**mixture, "activations": one_of("bfloat16")}

@@ -44,6 +44,16 @@ def test_the_same_experts_are_chosen_ties_and_nan_included(routing):
     assert all(len(set(row)) == routing.top_k and min(row) >= 0 and max(row) < 12 for row in ids.tolist())
 
 
+def test_a_group_counts_by_its_two_best_where_there_is_a_correction():
+    """Group 0 has the best expert, group 1 the two best together; without a correction the best alone decides."""
+    logits = torch.tensor([[3.0, -3.0, -3.0, 2.0, 1.9, -3.0]])
+    for scoring, correction, first in (("sigmoid", torch.zeros(6), 3), ("softmax", None, 0)):
+        routing = Routing(experts=6, top_k=1, scoring=scoring, corrected=correction is not None, groups=2, top_groups=1)
+        ids, weights = torch.empty(1, 1, dtype=torch.int32), torch.empty(1, 1)
+        moe.make_route(routing, correction)(logits, ids, weights)
+        assert ids.item() == first
+
+
 def test_pairs_are_sorted_by_expert_and_those_of_nobody_come_first():
     ids = torch.tensor([[2, -1, 0], [0, 4, 2]], dtype=torch.int32)
     order, starts = moe.by_expert(ids, EXPERTS)

@@ -61,9 +61,9 @@ def test_greedy_takes_the_lowest_id_of_the_largest():
     assert found[1] == 9 and found[2] == 0 and found[3] == 0
 
 
-def test_a_draw_among_all_and_one_among_few():
-    draws(torch.randn(1, 40) * 2.0, 0, 1.0, 0.0, 0.7)
-    draws(torch.randn(1, 40).round(), 7, 0.8, 0.05)
+def test_a_draw_through_every_cut():
+    draws(torch.randn(1, 40).round(), 7, 0.8, 0.05, 0.7)
+    draws(torch.randn(2, 40), 0, 1.0, 0.999, 5.0)
 
 
 @pytest.mark.long
