@@ -85,7 +85,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("run smollm2-135m --kv-cache-dtype int3", 2, "--kv-cache-dtype: kv.dtype: input should be 'auto'"),
     ("run smollm2-135m --max-model-len 100000", 2, "scheduler.max_len is 100000, the model's context is 8192"),
     ("run smollm2-135m --tensor-parallel-size 2", 2, "9 attention heads are not a multiple of 2; tp may be 1, 3"),
-    ("run smollm2-135m --tensor-parallel-size 3", 2, "tensor parallelism (parallel.tp = 3)"),
+    ("run smollm2-135m --set parallel.pp=2", 2, "pipeline parallelism (parallel.pp = 2)"),
     ("run smollm2-135m --kv-cache-gb 0.005 --max-model-len 8000", 3, "--max-model-len 128 fits"),
     ("run smollm2-135m --max-num-seqs many", 2, "Invalid value for '--max-num-seqs'"),
     ("run smollm2-135m --bogus", 2, "No such option: --bogus"),
