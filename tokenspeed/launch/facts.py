@@ -12,7 +12,8 @@ from tokenspeed.recipes.weights import cache_directory
 from tokenspeed.telemetry.redaction import Redactor, known_secrets, secret_values
 
 OUR_DISTRIBUTIONS = tuple(
-    f"tokenspeed-appliance{suffix}" for suffix in ("", "-scheduler", "-kernel", "-kernel-cpu", "-tui")
+    f"tokenspeed-appliance{suffix}"
+    for suffix in ("", "-scheduler", "-kernel", "-kernel-cpu", "-kernel-triton", "-mla", "-tui")
 )
 THIRD_PARTY = (
     "torch",
