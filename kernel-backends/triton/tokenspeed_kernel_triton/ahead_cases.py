@@ -54,9 +54,9 @@ def latent_launches() -> Named:
     table, lens = _of(_ROWS, _PAGES, dtype=torch.int32), _of(_ROWS, dtype=torch.int32)
     starts = _of(_ROWS + 1, dtype=torch.int32)
     for heads in (128, 16):
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float16, torch.float32):
             cache, _ = _paged(1, 576, dtype, 1)
-            rounded = dtype is torch.bfloat16
+            rounded = dtype in (torch.bfloat16, torch.float8_e4m3fn)
             q = _of(_ROWS, heads, 576, dtype=torch.bfloat16 if rounded else torch.float32)
             chunk = _of(512, heads, 576, dtype=q.dtype)
             name = f"{heads} heads, {dtype}"

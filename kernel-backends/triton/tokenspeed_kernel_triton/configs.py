@@ -129,8 +129,15 @@ _ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
 _WIDE = 128
 
 
-def attention_tile(kind: str, architecture: str, width: int, rounded: bool) -> AttentionTile:
-    """The tile of ``kind``: "decode" and "extend" for keys of ``width`` elements, or "latent", made for 512 + 64."""
+_LATENT_EIGHT = AttentionTile(32, 16, 8, 1)
+"""Over a latent cache of 8 bits: widening a key takes the registers that a tile of 64 rows has no more."""
+
+
+def attention_tile(kind: str, architecture: str, width: int, rounded: bool, eight: bool = False) -> AttentionTile:
+    """The tile of ``kind``: "decode" and "extend" for keys of ``width`` elements, or "latent", made for 512 + 64.
+    ``eight``: the cache has 8 bits an element."""
+    if kind == "latent" and rounded and eight:
+        return _LATENT_EIGHT
     wide = ", wide" if kind != "latent" and width > _WIDE else ""
     return _ATTENTION[architecture][f"{kind}{wide}{'' if rounded else ', exact'}"]
 

@@ -81,7 +81,7 @@ def cut_queries(queries: int, batch: int, heads: int, folded: bool, tile: Attent
 def cut_of(q: torch.Tensor, reads: Reads) -> Cut:
     """The tiles of a call's queries on its device."""
     per_kv = q.shape[1] // reads.k_cache.shape[1]
-    tile = attention_tile(reads.kind, reads.architecture, q.shape[2], reads.rounded)
+    tile = attention_tile(reads.kind, reads.architecture, q.shape[2], reads.rounded, reads.k_cache.itemsize == 1)
     return cut_queries(q.shape[0], reads.seq_lens.shape[0], per_kv, reads.query_start is None, tile)
 
 

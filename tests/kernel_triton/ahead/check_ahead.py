@@ -38,7 +38,9 @@ def test_it_compiles_and_fits(name: str, architecture: str) -> None:
     found = compiled(name, architecture)
     assert found.shared <= SHARED_MEMORY[architecture]
     exact = "float16" in name.replace("bfloat16", "") or "float32" in name
-    assert found.spilled <= (SPILLED_BYTES_EXACT if exact else SPILLED_BYTES)
+    # gfx942 has no instruction for this float8 and widens it bit by bit
+    lenient = exact or (architecture == "gfx942" and "float8" in name)
+    assert found.spilled <= (SPILLED_BYTES_EXACT if lenient else SPILLED_BYTES)
     if "merge" not in name and (not exact or architecture.startswith("gfx")):
         assert found.products > 0
 
