@@ -1,5 +1,6 @@
 """Brings both planes together inside one engine process."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,21 +87,20 @@ def compose_engine(
     model = read_model_config(config.model)
     grammars = grammar_pool(config, model)
     build = build_device_side(config, model, report=report, communication=communication)
-    if link is not None:
-        build = replace(build, handle=LeadingHandle(build.handle, link))
-    report("warm up", 0, 0, "a first token through every room")
-    settings, world = config.scheduler, scheduler_config(config.scheduler, build.specs)
+    with ExitStack() as failing:
+        failing.callback(build.handle.shutdown)
+        if link is not None:
+            build = replace(build, handle=LeadingHandle(build.handle, link))
+        report("warm up", 0, 0, "a first token through every room")
+        settings, world = config.scheduler, scheduler_config(config.scheduler, build.specs)
 
-    def led(scheduler: Scheduler) -> Scheduler:
-        return scheduler if link is None else leading_scheduler(scheduler, settings.implementation, world, link)
+        def led(scheduler: Scheduler) -> Scheduler:
+            return scheduler if link is None else leading_scheduler(scheduler, settings.implementation, world, link)
 
-    _first_token(config, build, led(make_scheduler(settings.implementation, world)))
-    return Engine(
-        loop=_loop(config, build, channel, led(compose_scheduler(settings, world)), grammars),
-        handle=build.handle,
-        specs=build.specs,
-        grammars=grammars,
-    )
+        _first_token(config, build, led(make_scheduler(settings.implementation, world)))
+        loop = _loop(config, build, channel, led(compose_scheduler(settings, world)), grammars)
+        failing.pop_all()
+    return Engine(loop=loop, handle=build.handle, specs=build.specs, grammars=grammars)
 
 
 @dataclass(frozen=True)
