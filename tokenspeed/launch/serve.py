@@ -136,6 +136,10 @@ class _Serving:
         self._accepting.set()
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         watching.cancel()
+        service.supervisor.retire()
+        if open_streams := service.llm.open_choices:
+            grace = f"at most {self._config.drain_s:.0f} s; again to force"
+            print(f"finishing {_streams(open_streams)} ({grace})", flush=True)
         if self._handover.given:
             await self._admin.close()
             await _leave_to_successor(server)
@@ -178,11 +182,6 @@ class _Serving:
 
     async def _drain(self, service: Service) -> int:
         """Lets the open streams finish, for the grace time or until a second signal; returns how many did not."""
-        service.supervisor.retire()
-        open_streams = service.llm.open_choices
-        if open_streams:
-            grace = f"at most {self._config.drain_s:.0f} s; again to force"
-            print(f"finishing {_streams(open_streams)} ({grace})", flush=True)
         draining = asyncio.create_task(service.llm.drain(self._config.drain_s))
         forced = asyncio.create_task(self._force.wait())
         await asyncio.wait({draining, forced}, return_when=asyncio.FIRST_COMPLETED)
