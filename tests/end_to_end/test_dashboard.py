@@ -1,9 +1,6 @@
 """The dashboard in a real terminal, on a real server under load: the screen shows what the scheduler says."""
 
-import os
 import re
-import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,50 +11,29 @@ from typing import Any
 import httpx
 import pytest
 from running_server import RunningServer, until
+from terminal import Terminal, needs_tmux
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux, which drives the terminal"),
-]
+pytestmark = [pytest.mark.long, needs_tmux]
 
 POOL = ("--kv-cache-gb", "0.03", "--host-cache-gb", "0.1", "--max-model-len", "1024", "--max-num-seqs", "6")
 
 
-class Terminal:
-    """A tmux session of its own that runs the dashboard."""
+@contextmanager
+def watching(server: RunningServer, folder: Path) -> Iterator[Terminal]:
+    """A terminal in which the dashboard looks at a server."""
+    command = [sys.executable, "-m", "tokenspeed_tui", "--url", server.url, "--interval", "0.1"]
+    with Terminal(command, folder) as terminal:
+        yield terminal
 
-    def __init__(self, folder: Path, url: str) -> None:
-        self._socket = folder / "tmux"
-        command = [sys.executable, "-m", "tokenspeed_tui", "--url", url, "--interval", "0.1"]
-        self._tmux("new-session", "-d", "-x", "120", "-y", "40", *command)
 
-    def press(self, *keys: str) -> None:
-        """Types keys by their tmux names."""
-        self._tmux("send-keys", *keys)
+def shows(terminal: Terminal, *words: str) -> str:
+    """The screen, once it shows one of the words, wherever its lines break."""
 
-    def screen(self) -> str:
-        """What stands on the screen."""
-        return self._tmux("capture-pane", "-p")
-
-    def shows(self, *words: str) -> str:
-        """The screen, once it shows one of the words, wherever its lines break."""
-        return str(until(lambda: self._with(words), f"the screen shows one of {words!r}"))
-
-    def close(self) -> None:
-        """Ends the session."""
-        self._tmux("kill-server")
-
-    def _with(self, words: tuple[str, ...]) -> str:
-        screen = self.screen()
+    def any_of_them(screen: str) -> bool:
         text = " ".join(screen.replace("│", " ").split())
-        return screen if any(word in text for word in words) else ""
+        return any(word in text for word in words)
 
-    def _tmux(self, *arguments: str) -> str:
-        # Whoever runs the tests may have said how large their own terminal is.
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "TMUX")}
-        command = ["tmux", "-S", str(self._socket), "-f", "/dev/null", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-        return done.stdout
+    return terminal.shows(any_of_them)
 
 
 @contextmanager
@@ -108,61 +84,48 @@ def told_counts(state: dict[str, Any]) -> dict[str, int]:
 def tight(smollm2: Path) -> Iterator[tuple[RunningServer, str]]:
     """A server whose pool is too small for its clients."""
     with RunningServer("smollm2-135m", *POOL, "--admin-port", "0") as server:
-        (address,) = re.findall(r"administration at (http://127\.0\.0\.1:\d+)", server.output)
-        yield server, address
+        yield server, server.admin
 
 
 def test_the_screen_shows_the_counts_of_the_scheduler(tight: tuple[RunningServer, str], tmp_path: Path) -> None:
     """While the engine is paused nothing moves: the counts on the screen are those of the scheduler."""
     server, admin = tight
-    terminal = Terminal(tmp_path, server.url)
-    try:
-        with load(server, admin, clients=10):
-            until(lambda: (server.state()["snapshot"] or {}).get("waiting"), "somebody waits")
-            httpx.post(f"{admin}/pause_generation", json={"mode": "in_place"}).raise_for_status()
-            screen = terminal.shows("ENGINE PAUSED")
-            assert "an operator paused the engine" in screen
+    with watching(server, tmp_path) as terminal, load(server, admin, clients=10):
+        until(lambda: (server.state()["snapshot"] or {}).get("waiting"), "somebody waits")
+        httpx.post(f"{admin}/pause_generation", json={"mode": "in_place"}).raise_for_status()
+        screen = shows(terminal, "ENGINE PAUSED")
+        assert "an operator paused the engine" in screen
 
-            def equal() -> dict[str, int] | None:
-                shown, told = counts(terminal.screen()), told_counts(server.state())
-                return shown if shown == told else None
+        def equal() -> dict[str, int] | None:
+            shown, told = counts(terminal.screen()), told_counts(server.state())
+            return shown if shown == told else None
 
-            held = until(equal, "the screen has the counts of the state")
-            assert held["Submitted"] > 0 and held["Finished"] >= 0
-            group = server.state()["snapshot"]["groups"][0]
-            assert f"█ {group['held']} " in terminal.screen() and f"▒ {group['cached']} ·" in terminal.screen()
-    finally:
-        terminal.close()
+        held = until(equal, "the screen has the counts of the state")
+        assert held["Submitted"] > 0 and held["Finished"] >= 0
+        group = server.state()["snapshot"]["groups"][0]
+        assert f"█ {group['held']} " in terminal.screen() and f"▒ {group['cached']} ·" in terminal.screen()
 
 
 def test_what_requests_wait_for_is_named_with_its_knob(tight: tuple[RunningServer, str], tmp_path: Path) -> None:
     server, admin = tight
-    terminal = Terminal(tmp_path, server.url)
-    try:
-        with load(server, admin, clients=10):
-            terminal.press("e")
-            # Either the blocks are held, or they are reserved for the 300 tokens that each client declared.
-            screen = terminal.shows("raise kv.bytes (now 30.7 MiB)", "lower scheduler.headroom (now 4096)")
-            assert "── Advice ──" in screen
-            terminal.press("2")
-            terminal.shows("capacity: short by")
-            terminal.press("Enter")
-            terminal.shows("place 1 of")
-            assert "in the scheduler's words" in terminal.shows("as the scheduler had it")
-    finally:
-        terminal.close()
+    with watching(server, tmp_path) as terminal, load(server, admin, clients=10):
+        terminal.press("e")
+        # Either the blocks are held, or they are reserved for the 300 tokens that each client declared.
+        screen = shows(terminal, "raise kv.bytes (now 30.7 MiB)", "lower scheduler.headroom (now 4096)")
+        assert "── Advice ──" in screen
+        terminal.press("2")
+        shows(terminal, "capacity: short by")
+        terminal.press("Enter")
+        shows(terminal, "place 1 of")
+        assert "in the scheduler's words" in shows(terminal, "as the scheduler had it")
 
 
 def test_a_server_that_dies_never_freezes_the_screen(smollm2: Path, tmp_path: Path) -> None:
-    with RunningServer("smollm2-135m", "--max-model-len", "256") as server:
-        terminal = Terminal(tmp_path, server.url)
-        try:
-            terminal.shows("live ok")
-            server.process.kill()
-            server.process.wait()
-            terminal.shows("no server answers")
-            terminal.press("4")
-            screen = terminal.shows("ago ─")
-            assert "── Rates ──" in screen and "smollm2-135m" in screen, "the last picture stays"
-        finally:
-            terminal.close()
+    with RunningServer("smollm2-135m", "--max-model-len", "256") as server, watching(server, tmp_path) as terminal:
+        shows(terminal, "live ok")
+        server.process.kill()
+        server.process.wait()
+        shows(terminal, "no server answers")
+        terminal.press("4")
+        screen = shows(terminal, "ago ─")
+        assert "── Rates ──" in screen and "smollm2-135m" in screen, "the last picture stays"

@@ -142,12 +142,12 @@ def ended(plant: Callable[[], None]) -> tuple[str, list[str]]:
 
 
 def test_a_rank_that_plans_otherwise_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_told = following._submit
+    as_told = following.submit_again
 
     def shortened(scheduler: Scheduler, record: Submitted) -> None:
         as_told(scheduler, msgspec.structs.replace(record, prompt=record.prompt[:-4]))
 
-    first, others = ended(lambda: monkeypatch.setattr(following, "_submit", shortened))
+    first, others = ended(lambda: monkeypatch.setattr(following, "submit_again", shortened))
     assert first.startswith("rank 0 lost another rank")
     (other,) = others
     digest = "[0-9a-f]{16}"
@@ -159,7 +159,7 @@ def test_a_refusal_on_one_rank_alone_ends_the_engine(monkeypatch: pytest.MonkeyP
     def refusing(scheduler: Scheduler, record: Submitted) -> None:
         raise RequestRefused("planted")
 
-    _, others = ended(lambda: monkeypatch.setattr(following, "_submit", refusing))
+    _, others = ended(lambda: monkeypatch.setattr(following, "submit_again", refusing))
     assert others == ["rank 1 of 2 does not plan as rank 0 does: a call raised RequestRefused here and nothing there"]
 
 

@@ -7,9 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
-from journal_play import record, rewrite
+from journal_play import record, rewrite, with_other_tokens
 
 from tokenspeed.launch import history as module
 from tokenspeed.launch.demo import Demo, demo_world
@@ -186,7 +185,7 @@ def test_a_request_that_never_came_or_comes_later_is_none(journal: Path) -> None
 
 def test_the_film_ends_where_a_plan_comes_out_otherwise(journal: Path) -> None:
     def change(records: list[Record]) -> list[Record]:
-        return [_with_other_tokens(entry) if isinstance(entry, Advanced) else entry for entry in records]
+        return [with_other_tokens(entry) if isinstance(entry, Advanced) else entry for entry in records]
 
     changed = rewrite(journal, change)
     history = JournalHistory(changed)
@@ -207,16 +206,6 @@ def test_the_film_ends_before_a_call_that_ends_otherwise(journal: Path) -> None:
     assert history.divergence.what.endswith("ended otherwise")
     assert last.number == history.rounds == history.divergence.round - 1 < whole
     assert JournalHistory(without).next_event(last.number, forward=True) is None
-
-
-def _with_other_tokens(entry: Advanced) -> Advanced:
-    events = []
-    for name, arguments in entry.events:
-        if name == "ForwardResult":
-            tokens = np.frombuffer(arguments[1], dtype=np.int32)
-            arguments = [arguments[0], np.where(tokens < 0, tokens, tokens + 1).tobytes(), arguments[2]]
-        events.append((name, arguments))
-    return Advanced(events)
 
 
 def test_a_journal_without_a_round_says_so(journal: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from tokenspeed.launch.scheduling import compose_scheduler
 from tokenspeed.recipes.resolved import SchedulerSettings
-from tokenspeed.telemetry.journal import JournalReader, JournalWriter, Record
+from tokenspeed.telemetry.journal import Advanced, JournalReader, JournalWriter, Record
 from tokenspeed_scheduler import (
     Abort,
     CacheGroup,
@@ -87,3 +87,14 @@ def rewrite(path: Path, change: Callable[[list[Record]], list[Record]]) -> Path:
         writer.append(entry)
     writer.close()
     return writer.path
+
+
+def with_other_tokens(entry: Advanced) -> Advanced:
+    """The same results, but for every token that was drawn."""
+    events = []
+    for name, arguments in entry.events:
+        if name == "ForwardResult":
+            tokens = np.frombuffer(arguments[1], dtype=np.int32)
+            arguments = [arguments[0], np.where(tokens < 0, tokens, tokens + 1).tobytes(), arguments[2]]
+        events.append((name, arguments))
+    return Advanced(events)

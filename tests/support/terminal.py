@@ -37,7 +37,9 @@ class Terminal:
         self._socket = f"tokenspeed-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._script = f"{shlex.join(command)}; echo $? > {shlex.quote(str(self._status))}"
         self._size = size
-        self._environment = {**os.environ, "TERM": "xterm-256color", **(environment or {})}
+        # Whoever runs the tests may have said how large their own terminal is.
+        inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "TMUX")}
+        self._environment = {**inherited, "TERM": "xterm-256color", **(environment or {})}
 
     def __enter__(self) -> "Terminal":
         columns, rows = self._size

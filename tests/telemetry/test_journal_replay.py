@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 from control_plane import submit
-from journal_play import record, rewrite, world
+from journal_play import record, rewrite, with_other_tokens, world
 from memory_channel import MemoryChannel
 from tiny_models import random_config, resolved
 
@@ -70,23 +69,13 @@ def test_other_tokens_change_the_plan_that_computes_them_again(tmp_path: Path) -
     record(tmp_path / "j")
 
     def change(records: list[Record]) -> list[Record]:
-        return [_with_other_tokens(entry) if isinstance(entry, Advanced) else entry for entry in records]
+        return [with_other_tokens(entry) if isinstance(entry, Advanced) else entry for entry in records]
 
     found = replay(rewrite(tmp_path / "j", change)).divergence
     assert found is not None
     assert found.round > 3
     assert found.what.startswith("the plans differ (digests ")
     assert found.recorded == found.replayed, "the rows are the same, their input is not"
-
-
-def _with_other_tokens(entry: Advanced) -> Advanced:
-    events = []
-    for name, arguments in entry.events:
-        if name == "ForwardResult":
-            tokens = np.frombuffer(arguments[1], dtype=np.int32)
-            arguments = [arguments[0], np.where(tokens < 0, tokens, tokens + 1).tobytes(), arguments[2]]
-        events.append((name, arguments))
-    return Advanced(events)
 
 
 def test_a_longer_prompt_shows_in_the_rows_of_both_sides(tmp_path: Path) -> None:

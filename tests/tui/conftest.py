@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from dashboards import HandFed
 
 from tokenspeed.telemetry.snapshot import (
     STATES,
@@ -24,6 +25,7 @@ from tokenspeed.telemetry.snapshot import (
     StateSnapshot,
     StepSnapshot,
 )
+from tokenspeed_tui.app import Dashboard
 from tokenspeed_tui.observation import RECORDING_VERSION, Observation, Probe
 
 EPOCH = 1_750_000_000.0
@@ -347,3 +349,13 @@ def tiny_server() -> Iterator[TinyServer]:
     server = TinyServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def source() -> HandFed:
+    return HandFed()
+
+
+@pytest.fixture
+def dashboard(source: HandFed, story: Any) -> Dashboard:
+    return Dashboard(source, story.url, interval=0.1)

@@ -9,24 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from dashboards import HandFed, at_work, shown, until
+from dashboards import at_work, shown, until
 from rich.text import Text
 
 from tokenspeed_tui.app import Dashboard
 from tokenspeed_tui.recording import Recorder, ReplaySource, read_recording
 
 COLOUR = re.compile(rb"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])(?:;[0-9;]*)?m")
-
-
-@pytest.fixture
-def source() -> HandFed:
-    return HandFed()
-
-
-@pytest.fixture
-def dashboard(source, story) -> Dashboard:
-    return Dashboard(source, story.url, interval=0.1)
 
 
 async def test_the_first_paint_needs_no_answer_and_keys_work_without_one(dashboard):

@@ -2,25 +2,13 @@
 
 from pathlib import Path
 
-import pytest
-from dashboards import HandFed, at_work, place, shown, until
+from dashboards import at_work, place, shown, until
 from textual import events
 from textual.binding import Binding
 
-from tokenspeed_tui.app import Dashboard
 from tokenspeed_tui.controls import PAGES
 from tokenspeed_tui.dashboard import DashboardScreen
 from tokenspeed_tui.operator import OperatorScreen
-
-
-@pytest.fixture
-def source() -> HandFed:
-    return HandFed()
-
-
-@pytest.fixture
-def dashboard(source, story) -> Dashboard:
-    return Dashboard(source, story.url, interval=0.1)
 
 
 async def test_1_2_3_4_show_the_pages(dashboard, source, story):

@@ -8,10 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tokenspeed.device.handle import DeviceHandle, PendingStep, StepFailed
-from tokenspeed.engine.journaled_scheduler import event_of
+from tokenspeed.engine.journaled_scheduler import event_of, submit_again
 from tokenspeed.engine.leading import step_failure
 from tokenspeed.engine.loop import EngineFailure
 from tokenspeed.engine.rank_wire import FollowingLink, Start, Stop, Told
@@ -113,7 +111,7 @@ class FollowingLoop:
             return
         try:
             if isinstance(record, Submitted):
-                _submit(scheduler, record)
+                submit_again(scheduler, record)
             elif isinstance(record, Advanced):
                 scheduler.advance([event_of(name, arguments) for name, arguments in record.events])
         except Exception as error:  # as rank 0's did, or the next record finds that it did not
@@ -131,15 +129,3 @@ class FollowingLoop:
 
     def _diverged(self, how: str) -> None:
         raise EngineFailure(f"{self._who} does not plan as rank 0 does: {how}")
-
-
-def _submit(scheduler: "Scheduler", record: Submitted) -> None:
-    scheduler.submit(
-        record.handle,
-        np.frombuffer(record.prompt, dtype="<i4").astype(np.int32),
-        max_new_tokens=record.max_new_tokens,
-        declared=record.declared,
-        priority=record.priority,
-        namespace=record.namespace,
-        max_cached_prefix_tokens=record.max_cached_prefix_tokens,
-    )

@@ -160,6 +160,19 @@ def event_record(event: Event) -> tuple[str, list[int | bytes | None]]:
     return name, [_plain(getattr(event, argument)) for argument in EVENT_ARGUMENTS[name]]
 
 
+def submit_again(scheduler: Scheduler, record: Submitted) -> None:
+    """Submits the request of a record; raises whatever that does."""
+    scheduler.submit(
+        record.handle,
+        np.frombuffer(record.prompt, dtype="<i4").astype(np.int32),
+        max_new_tokens=record.max_new_tokens,
+        declared=record.declared,
+        priority=record.priority,
+        namespace=record.namespace,
+        max_cached_prefix_tokens=record.max_cached_prefix_tokens,
+    )
+
+
 def event_of(name: str, arguments: list[int | bytes | None]) -> Event:
     """The event that a record holds under this name; raises JournalError for a name that is not known here."""
     import tokenspeed_scheduler

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from tokenspeed.engine.journaled_scheduler import event_of, plan_rows
+from tokenspeed.engine.journaled_scheduler import event_of, plan_rows, submit_again
 from tokenspeed.launch.scheduling import make_scheduler
 from tokenspeed.telemetry.journal import (
     Advanced,
@@ -132,20 +130,11 @@ class Replayer:
             self.result.divergence = found
 
     def _submit(self, record: Submitted, raised: Raised | None) -> None:
-        def submit() -> None:
-            self.scheduler.submit(
-                record.handle,
-                np.frombuffer(record.prompt, dtype="<i4").astype(np.int32),
-                max_new_tokens=record.max_new_tokens,
-                declared=record.declared,
-                priority=record.priority,
-                namespace=record.namespace,
-                max_cached_prefix_tokens=record.max_cached_prefix_tokens,
-            )
-
         self.result.requests += raised is None
         self.result.refused += raised is not None
-        self._compare(f"submit of request {record.handle}", raised, _outcome(submit))
+        self._compare(
+            f"submit of request {record.handle}", raised, _outcome(lambda: submit_again(self.scheduler, record))
+        )
 
     def _advance(self, record: Advanced, raised: Raised | None) -> None:
         events = [event_of(name, arguments) for name, arguments in record.events]
