@@ -1,12 +1,13 @@
 """What a text does to the compiler, it does to a process of its own."""
 
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
 from grammars import CALL, allowed, ids, vocabulary
 
-from tokenspeed.grammar.checker import CheckedCompiler
+from tokenspeed.grammar.checker import NICE, CheckedCompiler
 from tokenspeed.messages import Constraint, ConstraintError, ConstraintKind
 
 
@@ -59,6 +60,24 @@ def test_what_passes_is_compiled_for_the_real_tokens(compiler: CheckedCompiler) 
         assert token in allowed(matcher)
         matcher.accept(token)
     assert matcher.may_end
+
+
+def test_a_text_that_kills_its_process_leaves_the_checker(compiler: CheckedCompiler) -> None:
+    compiler.compile(Constraint(kind="regex", text="a"))
+    (checker,) = compiler._idle
+    for text in (RULES, ENDLESS):
+        with pytest.raises(ConstraintError):
+            compiler.compile(Constraint(kind="grammar", text=text))
+    assert compiler._idle == [checker]
+    assert checker.is_alive, "another one would cost a core for as long as it starts"
+
+
+def test_it_gives_way_to_the_engine(compiler: CheckedCompiler) -> None:
+    compiler.compile(Constraint(kind="regex", text="a"))
+    process = compiler._idle[0]._process.pid
+    assert os.getpriority(os.PRIO_PROCESS, process) == os.getpriority(os.PRIO_PROCESS, 0) + NICE
+    assert os.getsid(process) == os.getsid(0), "Linux weighs sessions before it looks at niceness"
+    assert os.getpgid(process) == process, "a terminal's Ctrl-C ends the engine, which ends it"
 
 
 def test_a_checker_that_died_idle_is_nobodys_fault(compiler: CheckedCompiler) -> None:
