@@ -1,6 +1,7 @@
 """The cases of the Open Responses compliance suite, ported by behaviour: the same requests, the same demands.
 
-Its last case, a picture, is refused here with status 400 while the models are text models alone.
+A picture is refused here with status 400 while the models are text models alone. Its cases of compaction and of
+WebSockets are of endpoints that docs/api.md does not have.
 """
 
 from collections.abc import AsyncIterator
@@ -158,6 +159,18 @@ async def test_whole_answers(server: ParsingServer, messages: list[Any]) -> None
     response = await whole(server, input=messages)
     assert response["output"] and response["status"] == "completed"
     assert [one["content"] for one in server.given()["messages"]] == [one["content"] for one in messages]
+
+
+async def test_assistant_messages_with_phases(server: ParsingServer) -> None:
+    said = [{**message("assistant", phase), "phase": phase} for phase in ("commentary", "final_answer")]
+    response = await whole(server, input=[message("user", "Hello."), *said, message("user", "Go on.")])
+    assert response["status"] == "completed"
+    assert [one["content"] for one in server.given()["messages"]] == [
+        "Hello.",
+        "commentary\nfinal_answer",
+        "Go on.",
+    ]
+    assert all(isinstance(item.get("phase", ""), str) for item in response["output"])
 
 
 async def test_streaming_response(server: ParsingServer) -> None:
