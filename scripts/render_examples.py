@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tokenspeed.cli.main import app
+from tokenspeed.cli.commands import app
 
 IMAGES = Path(__file__).resolve().parent.parent / "images"
 

@@ -130,12 +130,6 @@ def test_the_end_of_an_id_will_do_where_it_is_ones_alone(server: PaperServer, to
     assert (told.code, told.out) == (2, "")
 
 
-def test_an_id_as_the_api_gives_it_is_found(server: PaperServer, tokenspeed: Command) -> None:
-    server.tells(msgspec.structs.replace(DETAIL, request_id="546c85f0"))
-    for name in ("546c85f0", "chatcmpl-546c85f0", "resp_546c85f0"):
-        assert tokenspeed("explain", name, "--url", server.url).out.startswith("546c85f0 (handle 17): ")
-
-
 def test_a_wrong_id_is_one_line_with_near_ones(server: PaperServer, tokenspeed: Command) -> None:
     server.tells(
         *(msgspec.structs.replace(DETAIL, request_id=f"chatcmpl-0000{number}") for number in range(1000, 1012))

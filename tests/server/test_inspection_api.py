@@ -63,6 +63,14 @@ async def test_a_request_is_told_by_its_id_or_handle(stack: Stack, client: httpx
     assert [inspect.name for inspect in stack.engine.inspects] == ["call/0", "7"]
 
 
+async def test_the_id_of_an_answer_names_the_request(stack: Stack, client: httpx.AsyncClient) -> None:
+    detail = msgspec.structs.replace(DETAIL, request_id="546c85f0")
+    stack.engine.details = {"546c85f0": detail}
+    for name in ("chatcmpl-546c85f0", "resp_546c85f0"):
+        answer = await client.get(f"/v1/internal/requests/{name}")
+        assert msgspec.json.decode(answer.content, type=RequestDetail) == detail
+
+
 async def test_an_unknown_request_is_a_404_that_says_what_there_is(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/internal/requests/nobody")
     assert answer.status_code == 404

@@ -1,1 +1,1 @@
-"""The command line. ``main`` has the commands; each imports the file that does the work when it runs."""
+"""The command line. ``main`` is the entry point, ``commands`` has the commands; each imports its work when it runs."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenspeed.cli.output import say
 from tokenspeed.cli.records import ServerError
 from tokenspeed.cli.temporary_server import temporary_server
-from tokenspeed.recipes.weights import cache_directory
+from tokenspeed.recipes.cache_folder import cache_directory
 
 SERVER = (
     "--max-model-len", "1600",

@@ -19,6 +19,7 @@ from tokenspeed.cli.installation import (
 )
 from tokenspeed.cli.ports import claim_port
 from tokenspeed.cli.records import ServerError
+from tokenspeed.recipes.cache_folder import CACHE_VARIABLE, cache_directory
 from tokenspeed.recipes.container import SHM_BYTES
 from tokenspeed.recipes.features import weights_bytes
 from tokenspeed.recipes.host import machine_memory_bytes
@@ -26,7 +27,7 @@ from tokenspeed.recipes.machine import Machine
 from tokenspeed.recipes.resolve import Resolution
 from tokenspeed.recipes.resolved import GIB
 from tokenspeed.recipes.schema import HuggingFaceWeights
-from tokenspeed.recipes.weights import CACHE_VARIABLE, cache_directory, hub_cache
+from tokenspeed.recipes.weights import hub_cache
 
 MINIMUM_MEMORY = 2 * GIB
 MINIMUM_DISK = 2 * GIB

@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenspeed.cli.output import say
 from tokenspeed.cli.records import ServerError, running_servers
 from tokenspeed.launch.facts import OUR_DISTRIBUTIONS, THIRD_PARTY, environment_facts, installed
-from tokenspeed.recipes.weights import cache_directory
+from tokenspeed.recipes.cache_folder import cache_directory
 from tokenspeed.telemetry.redaction import Redactor, known_secrets
 
 __all__ = ["OUR_DISTRIBUTIONS", "THIRD_PARTY", "installed", "show_environment", "write_report"]

@@ -1,7 +1,6 @@
 """``explain``: what one request waits for or holds, and every state it was in; of a server, or from a journal."""
 
 import difflib
-import re
 import time
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -21,9 +20,6 @@ from tokenspeed.telemetry.journal import JournalError
 _STATE = "/v1/internal/state"
 _REQUESTS = "/v1/internal/requests/"
 _ANSWER_S = 10.0
-_PREFIX = re.compile(r"^[a-z]+[-_]")
-"""What the API puts before an id: cmpl-, chatcmpl-, resp_, msg_ ..."""
-
 _NEAR = 5
 """So many ids are named where the one that was asked for does not exist."""
 
@@ -55,16 +51,13 @@ def explain_request(
 
 
 def live_detail(request: str, url: str, key: str) -> RequestDetail:
-    """Asks a server. What clients get is the id behind a word and a dash ("chatcmpl-"); the end of an id that a screen
-    cut off will do, where only one live request has it.
+    """Asks a server. The end of an id that a screen cut off will do, where only one live request has it.
 
     Raises ServerError where no server answers, or none such; the message names those that are near.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_S, trust_env=False) as client:
         answer = _get(client, _REQUESTS + quote(request, safe=""))
-        if answer.status_code == 404 and (bare := _PREFIX.sub("", request)) != request:
-            answer = _get(client, _REQUESTS + quote(bare, safe=""))
         if answer.status_code == 404:
             live = _live_ids(client)
             ending = [name for name in live if name.endswith(request.lstrip("…"))]

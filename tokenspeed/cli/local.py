@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from tokenspeed.cli.containers import PROGRAMS, published_containers
 from tokenspeed.cli.records import ServerError, running_servers
 from tokenspeed_tui.demo import Simulation
 from tokenspeed_tui.local import Found
@@ -33,6 +32,8 @@ class LocalMachine:
 
     def find(self) -> list[Found]:
         """Those, and containers of this project's images that publish a port."""
+        from tokenspeed.cli.containers import PROGRAMS, published_containers
+
         found = {server.url: server for server in self.servers()}
         for program in PROGRAMS:
             for container in published_containers(program):

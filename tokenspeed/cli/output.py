@@ -5,7 +5,7 @@ import sys
 import time
 from collections import deque
 
-from tokenspeed.recipes.plan import human_bytes
+from tokenspeed.recipes.byte_counts import human_bytes
 
 _LOG_EVERY_S = 5.0
 _SHORTEST_S = 0.5

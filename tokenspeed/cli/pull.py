@@ -5,22 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenspeed.cli.output import ProgressLine, say, shout
+from tokenspeed.recipes.cache_folder import cache_directory
 from tokenspeed.recipes.features import describe_weights
 from tokenspeed.recipes.machine import detect_machine
 from tokenspeed.recipes.resolve import resolve
 from tokenspeed.recipes.schema import HuggingFaceWeights, PackageWeights, PathWeights, RandomWeights
-from tokenspeed.recipes.weights import (
-    FetchError,
-    Progress,
-    cache_directory,
-    check,
-    discard,
-    fetch,
-    is_commit,
-    locate,
-    offline,
-    survey,
-)
+from tokenspeed.recipes.weights import FetchError, Progress, check, discard, fetch, is_commit, locate, offline, survey
 
 _SHOWN = 12
 

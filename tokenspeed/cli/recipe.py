@@ -7,11 +7,12 @@ from typing import Any
 
 from tokenspeed.cli.output import say, shout
 from tokenspeed.cli.start import resolve_target
+from tokenspeed.recipes.byte_counts import human_bytes
 from tokenspeed.recipes.catalogue import find_recipe, load_hardware, load_recipe, recipe_names
 from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.machine import Machine, described_machine, detect_machine
 from tokenspeed.recipes.model_config import CheckpointError
-from tokenspeed.recipes.plan import PLANNED, Plan, human_bytes, make_plan
+from tokenspeed.recipes.plan import PLANNED, Plan, make_plan
 from tokenspeed.recipes.plan_text import render_all_settings, render_plan, render_settings
 from tokenspeed.recipes.resolve import Resolution, resolve_loaded, settings
 from tokenspeed.recipes.selection import DoesNotFit

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tokenspeed.cli.output import say
-from tokenspeed.recipes.weights import cache_directory
+from tokenspeed.recipes.cache_folder import cache_directory
 
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenspeed.cli.output import say
 from tokenspeed.cli.records import ServerError, ServerRecord, find_server, remove_record, running_servers
-from tokenspeed.recipes.weights import cache_directory
+from tokenspeed.recipes.cache_folder import cache_directory
 
 _PROBE_TIMEOUT_S = 2.0
 _KILL_AFTER_S = 60.0

@@ -19,13 +19,13 @@ from tokenspeed.cli.measure import Measurement, measure, render_measurement
 from tokenspeed.cli.output import say, shout
 from tokenspeed.cli.records import ServerError, running_servers
 from tokenspeed.cli.temporary_server import temporary_server
+from tokenspeed.recipes.cache_folder import cache_directory
 from tokenspeed.recipes.catalogue import LoadedRecipe
 from tokenspeed.recipes.machine import Machine, detect_machine
 from tokenspeed.recipes.resolve import Resolution, resolve
 from tokenspeed.recipes.resolved import GIB
 from tokenspeed.recipes.schema import RandomWeights
 from tokenspeed.recipes.verified_text import write_verified
-from tokenspeed.recipes.weights import cache_directory
 
 _ALLOWED_LOSS = 0.02
 """Where a recipe states no threshold: how much of the mean log-probability may be lost against its baseline."""

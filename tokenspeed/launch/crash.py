@@ -21,8 +21,8 @@ import msgspec
 from tokenspeed.engine.supervisor import EXIT_CONFIGURATION, EngineDeath
 from tokenspeed.launch.engine_streams import EngineOutput
 from tokenspeed.launch.facts import environment_facts
+from tokenspeed.recipes.cache_folder import cache_directory
 from tokenspeed.recipes.resolved import ResolvedConfig
-from tokenspeed.recipes.weights import cache_directory
 from tokenspeed.telemetry.redaction import Redactor
 from tokenspeed.telemetry.snapshot import StateSnapshot
 

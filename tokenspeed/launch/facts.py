@@ -5,10 +5,10 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
+from tokenspeed.recipes.cache_folder import cache_directory
 from tokenspeed.recipes.catalogue import recipe_directories
 from tokenspeed.recipes.machine import detect_machine
 from tokenspeed.recipes.resolved import ResolvedConfig
-from tokenspeed.recipes.weights import cache_directory
 from tokenspeed.telemetry.redaction import Redactor, known_secrets, secret_values
 
 OUR_DISTRIBUTIONS = tuple(

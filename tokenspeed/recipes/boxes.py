@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenspeed.recipes.byte_counts import human_bytes
 from tokenspeed.recipes.catalogue import LoadedRecipe, hardware_names, load_hardware
 from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.machine import Machine, described_machine
-from tokenspeed.recipes.plan import Plan, human_bytes, make_plan
+from tokenspeed.recipes.plan import Plan, make_plan
 from tokenspeed.recipes.resolve import resolve_loaded
 from tokenspeed.recipes.schema import Hardware, Profile
 from tokenspeed.recipes.selection import SMOKE, mismatch

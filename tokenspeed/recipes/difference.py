@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tokenspeed.recipes.byte_counts import human_bytes
 from tokenspeed.recipes.document import Value
-from tokenspeed.recipes.plan import Plan, human_bytes
+from tokenspeed.recipes.plan import Plan
 from tokenspeed.recipes.resolve import settings
 
 Setting = tuple[Value, str]

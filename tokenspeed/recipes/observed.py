@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tokenspeed.recipes.plan import human_bytes
+from tokenspeed.recipes.byte_counts import human_bytes
+from tokenspeed.recipes.cache_folder import cache_directory
 from tokenspeed.recipes.resolved import ResolvedConfig
-from tokenspeed.recipes.weights import cache_directory
 
 TOTAL = "sum"
 

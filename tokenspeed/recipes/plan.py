@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from tokenspeed.recipes.byte_counts import human_bytes
 from tokenspeed.recipes.capacity import (
     NO_LIMIT,
     CacheShape,
@@ -356,13 +357,3 @@ def _judge(plan: Plan, budget: int) -> None:
 def ceil_gib(count: int) -> str:
     """GiB with three digits, rounded up: what is written is enough."""
     return f"{-(-count * 1000 // GIB) / 1000:.3f}"
-
-
-def human_bytes(count: int) -> str:
-    """Bytes for a person: two digits after the point and a binary unit."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"

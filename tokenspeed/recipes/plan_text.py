@@ -2,8 +2,9 @@
 
 import textwrap
 
+from tokenspeed.recipes.byte_counts import human_bytes
 from tokenspeed.recipes.features import describe_weights
-from tokenspeed.recipes.plan import Plan, human_bytes
+from tokenspeed.recipes.plan import Plan
 from tokenspeed.recipes.resolve import Resolution, settings
 
 

@@ -1,5 +1,6 @@
 """GET /v1/internal/requests/{request_id}: one request's way through the states, and why it is where it is."""
 
+import re
 import time
 
 import msgspec
@@ -11,9 +12,12 @@ from tokenspeed.messages.snapshot import RequestDetail, RequestSnapshot
 from tokenspeed.server.context import ServerContext, context_of, json_response
 from tokenspeed.server.errors import ApiError, from_frontend
 
+_PREFIX = re.compile(r"^[a-z]+[-_]")
+"""What an endpoint puts before an id: cmpl-, chatcmpl-, resp_, msg_ ..."""
+
 
 async def inspect_request(request: Request) -> Response:
-    """The request of this id or handle: alive, or among the last 64 that ended."""
+    """The request of this id or handle: alive, or among the last 64 that ended. An answer's id will do."""
     context = context_of(request)
     return json_response(await detail_of(context, request.path_params["request_id"]))
 
@@ -22,6 +26,8 @@ async def detail_of(context: ServerContext, name: str) -> RequestDetail:
     """Returns what is known of a request; raises ApiError (404) where nothing is, 503 without an engine."""
     try:
         detail = await context.llm.inspect(name)
+        if detail is None and (bare := _PREFIX.sub("", name)) != name:
+            detail = await context.llm.inspect(bare)
     except FrontendError as error:
         raise from_frontend(error) from error
     except TimeoutError:

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -140,14 +140,13 @@ class HttpSource:
 
 def normalised_url(url: str) -> str:
     """A URL as a person types it, with its scheme and without a trailing slash; raises ValueError if it is none."""
-    import httpx
-
     full = url if "://" in url else f"http://{url}"
     try:
-        parsed = httpx.URL(full)
-    except httpx.InvalidURL as error:
+        parsed = urlsplit(full)
+        _ = parsed.port  # looked at when it is asked for
+    except ValueError as error:
         raise ValueError(f"{url!r} is no URL: {error}; give one like http://127.0.0.1:8000") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in ("http", "https") or not parsed.hostname:
         raise ValueError(f"{url!r} names no HTTP server; give a URL like http://127.0.0.1:8000")
     return full.rstrip("/")
 

@@ -14,26 +14,15 @@ from tokenspeed.recipes.weights.checking import Damage, Report, check_package, c
 from tokenspeed.recipes.weights.hub import offline
 from tokenspeed.recipes.weights.layout import is_commit
 from tokenspeed.recipes.weights.package import fetch_package, locate_package
-from tokenspeed.recipes.weights.places import (
-    CACHE_VARIABLE,
-    FetchError,
-    Located,
-    Progress,
-    cache_directory,
-    disk_bytes,
-    hub_cache,
-    source_of_path,
-)
+from tokenspeed.recipes.weights.places import FetchError, Located, Progress, disk_bytes, hub_cache, source_of_path
 from tokenspeed.recipes.weights.repository import fetch_repository, locate_repository, survey
 
 __all__ = [
-    "CACHE_VARIABLE",
     "Damage",
     "FetchError",
     "Located",
     "Progress",
     "Report",
-    "cache_directory",
     "check",
     "discard",
     "disk_bytes",

@@ -8,19 +8,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tokenspeed.recipes.cache_folder import CACHE_VARIABLE, cache_directory
 from tokenspeed.recipes.features import describe_weights
 from tokenspeed.recipes.schema import PackageWeights
-from tokenspeed.recipes.weights.places import (
-    CACHE_VARIABLE,
-    FetchError,
-    Located,
-    Progress,
-    cache_directory,
-    file_size,
-    make_room,
-    only_one,
-    unwritable,
-)
+from tokenspeed.recipes.weights.places import FetchError, Located, Progress, file_size, make_room, only_one, unwritable
 
 _CHUNK = 1 << 20
 _POLL_S = 0.25

@@ -12,7 +12,6 @@ from pathlib import Path
 from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.resolved import ModelSource
 
-CACHE_VARIABLE = "TOKENSPEED_CACHE"
 _CONTAINER_MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"))
 
 Progress = Callable[[str, int, int], None]
@@ -30,16 +29,6 @@ class Located:
     path: str
     present: bool
     bytes_on_disk: int = 0
-
-
-def cache_directory() -> Path:
-    """Where downloads are kept: TOKENSPEED_CACHE, else the user's cache directory."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("tokenspeed"))
 
 
 def hub_home() -> Path:
