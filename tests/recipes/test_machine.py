@@ -102,7 +102,9 @@ def test_a_silent_nvidia_driver_is_said_to_be_silent(
     root.write("dev/nvidiactl")
     for index in range(4):
         root.write(f"dev/nvidia{index}")
-    root.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23\n")
+    root.write(
+        "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Tue Sep 23\n"
+    )
     put_program(root.path.parent / "bin", "nvidia-smi", script)
     (found,) = detect_machine(root.path).accelerators
     assert (found.count, found.arch, found.driver) == (4, "", "580.95.05")

@@ -46,7 +46,9 @@ def nvidia_devices(root: Path) -> list[Accelerator]:
     if not kinds:
         count = max(1, len(list((root / "dev").glob("nvidia[0-9]*"))))
         silent = "NVIDIA device (driver silent)"
-        driver = _first_match(r"Kernel Module\D+([\d.]+)", _read(root / "proc" / "driver" / "nvidia" / "version"))
+        driver = _first_match(
+            r"Kernel Module.*?\s(\d+\.[\d.]+)", _read(root / "proc" / "driver" / "nvidia" / "version")
+        )
         return [Accelerator(vendor="nvidia", arch="", count=count, gb_per_device=0, description=silent, driver=driver)]
     return [
         Accelerator(

@@ -1,8 +1,9 @@
-"""The machine that kernels run on, as a plain value.
+"""What kernels run on, as a plain value: the accelerator of this process, or the machine's own processor.
 
-``current_platform`` reads the machine once. Tests put another one in its place with ``override_platform``; the
-environment variable ``TOKENSPEED_KERNEL_CPU_ISA`` lowers the instruction set, so that every path can be run on one
-machine. Asking for more than the machine has is an error.
+``current_platform`` reads it once. An engine says which of both it computes on with ``select_device``; where none did,
+the environment variable ``TOKENSPEED_KERNEL_DEVICE`` does, and else it is the accelerator where there is one. Tests put
+another platform in its place with ``override_platform``; ``TOKENSPEED_KERNEL_CPU_ISA`` lowers the instruction set, so
+that every path can be run on one machine. Asking for more than the machine has is an error.
 """
 
 import os
@@ -15,6 +16,11 @@ from functools import cache
 from pathlib import Path
 
 CPU_ISA_VARIABLE = "TOKENSPEED_KERNEL_CPU_ISA"
+
+DEVICE_VARIABLE = "TOKENSPEED_KERNEL_DEVICE"
+"""What to compute on where no engine says it: "cpu", "cuda" (NVIDIA and AMD) or "npu"."""
+
+DEVICES = ("cpu", "cuda", "npu")
 
 ISA_FLAGS: dict[str, frozenset[str]] = {
     "scalar": frozenset(),
@@ -39,12 +45,15 @@ class PlatformInfo:
     Attributes:
         vendor: "cpu", "nvidia", "amd" or "npu".
         machine: the processor family, such as "x86_64".
-        isa: for "cpu", one of ISA_LEVELS; else the architecture's name, such as "sm_90".
-        features: what kernels may ask for by name; for "cpu" every level up to ``isa``.
-        architecture: (major, minor) for accelerators, else None.
-        driver: the driver's version for accelerators, else None.
-        cores: processor cores this process may use.
-        memory_bytes: memory this process may use, as the control group limits it.
+        isa: for "cpu", one of ISA_LEVELS; else the architecture's name, such as "sm_90", "gfx950" or "ascend910b3".
+        features: what kernels may ask for by name; for "cpu" every level up to ``isa``, else ``isa``.
+        architecture: (major, minor) for accelerators that count so, else None.
+        driver: the driver's version for accelerators, None where nothing tells.
+        cores: processor cores this process may use; of an accelerator its multiprocessors, compute units or AI cores.
+        memory_bytes: memory this process may use, as the control group limits it; of an accelerator all it has.
+        shared_memory_bytes: what a block of threads may have of an accelerator's shared memory (LDS); 0: not known.
+        wave_size: threads that an accelerator runs in step (warp, wave); 0: it has none, or does not tell.
+        description: what its maker calls an accelerator.
     """
 
     vendor: str
@@ -55,11 +64,15 @@ class PlatformInfo:
     driver: tuple[int, ...] | None = None
     cores: int
     memory_bytes: int
+    shared_memory_bytes: int = 0
+    wave_size: int = 0
+    description: str = ""
 
     @property
     def key(self) -> str:
-        """What measurements and verification records are keyed by, such as "cpu-x86_64-avx512_bf16"."""
-        return f"{self.vendor}-{self.machine}-{self.isa}"
+        """What measurements and verification records are keyed by, such as "cpu-x86_64-avx512_bf16" or
+        "nvidia-sm_90"."""
+        return f"cpu-{self.machine}-{self.isa}" if self.vendor == "cpu" else f"{self.vendor}-{self.isa}"
 
 
 def features_up_to(isa: str) -> frozenset[str]:
@@ -110,12 +123,17 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
+def host_machine() -> str:
+    """The processor family of this machine, such as "x86_64"."""
+    return python_platform.machine()
+
+
 @cache
 def _detected() -> PlatformInfo:
     isa = isa_of_flags(_processor_flags())
     return PlatformInfo(
         vendor="cpu",
-        machine=python_platform.machine(),
+        machine=host_machine(),
         isa=isa,
         features=features_up_to(isa),
         cores=_cores(),
@@ -126,14 +144,58 @@ def _detected() -> PlatformInfo:
 _override: ContextVar[PlatformInfo | None] = ContextVar("tokenspeed_kernel_platform", default=None)
 
 
-def current_platform() -> PlatformInfo:
-    """The platform in force: an override, else the machine, its instruction set lowered where the environment asks.
+_selected: PlatformInfo | None = None
+_is_selected = False
 
-    Raises PlatformError where TOKENSPEED_KERNEL_CPU_ISA is unknown or above what the machine has.
+
+def select_device(kind: str, index: int = 0) -> PlatformInfo:
+    """From here on this process computes on device number ``index`` of ``kind`` (one of DEVICES), whatever else there
+    is. Returns the platform. Raises PlatformError for an unknown kind, or one of which there is no device."""
+    global _selected, _is_selected
+    _selected, _is_selected = _device(kind, index), True
+    return current_platform()
+
+
+def _device(kind: str, index: int) -> PlatformInfo | None:
+    """None: this machine's own processor."""
+    if kind not in DEVICES:
+        raise PlatformError(f"a device of kind {kind!r} is unknown; use one of {', '.join(DEVICES)}")
+    if kind == "cpu":
+        return None
+    from tokenspeed_kernel.accelerators import accelerator  # it brings PyTorch in
+
+    try:
+        return accelerator(kind, index)
+    except RuntimeError as error:
+        raise PlatformError(f"{error}; install the driver and a PyTorch built for it, or compute on the CPU") from error
+
+
+@cache
+def _found(wanted: str) -> PlatformInfo | None:
+    """What the environment asks for, "" for the accelerator that there is; None: this machine's own processor."""
+    if wanted:
+        try:
+            return _device(wanted, 0)
+        except PlatformError as error:
+            raise PlatformError(f"{DEVICE_VARIABLE}={wanted}: {error}") from None
+    from tokenspeed_kernel.accelerators import find_accelerator  # it brings PyTorch in
+
+    return find_accelerator()
+
+
+def current_platform() -> PlatformInfo:
+    """The platform in force: an override, else what ``select_device`` chose, else what the environment names, else an
+    accelerator where there is one, else the machine, its instruction set lowered where the environment asks.
+
+    Raises PlatformError where TOKENSPEED_KERNEL_CPU_ISA is unknown or above what the machine has, or where there is no
+    device as TOKENSPEED_KERNEL_DEVICE asks for.
     """
     overridden = _override.get()
     if overridden is not None:
         return overridden
+    accelerator = _selected if _is_selected else _found(os.environ.get(DEVICE_VARIABLE, ""))
+    if accelerator is not None:
+        return accelerator
     detected = _detected()
     wanted = os.environ.get(CPU_ISA_VARIABLE)
     if not wanted:

@@ -4,6 +4,8 @@ from functools import cache
 
 import torch
 
+from tokenspeed_kernel.accelerators import accelerator
+from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_mla.addressing import LATENT, WIDTH
 from tokenspeed_mla.compilation import address_of, compile_decode, compile_merge, stream_of
 from tokenspeed_mla.plan import DecodePlan
@@ -164,17 +166,23 @@ def launch_merge(partials: torch.Tensor, partial_lse: torch.Tensor, out: torch.T
 @cache
 def processors_of(device: torch.device) -> int:
     """Multiprocessors of a GPU."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return _platform_of(device).cores
 
 
 @cache
 def architecture_of(device: torch.device) -> str:
     """What to compile for, such as "sm_80", or "sm_90a" with what only that generation has; raises ValueError for a
     device that is no NVIDIA GPU."""
-    if device.type != "cuda" or torch.version.hip is not None:
+    architecture = _platform_of(device).architecture if device.type == "cuda" else None
+    if architecture is None or torch.version.hip is not None:
         raise ValueError(f"mla: the tensors are on {device}; these kernels run on NVIDIA GPUs")
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = architecture
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def _platform_of(device: torch.device) -> PlatformInfo:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return accelerator(device.type, index)
 
 
 def _check(

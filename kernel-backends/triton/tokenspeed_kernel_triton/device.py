@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from tokenspeed_kernel.accelerators import accelerator
+from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY
 from tokenspeed_kernel_triton.requirement import interpreted
 
@@ -44,14 +46,16 @@ def processors_of(device: torch.device) -> int:
 def _architecture_found(device: torch.device) -> str:
     if interpreted():
         return INTERPRETED_AS
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip is not None:
-        name = str(properties.gcnArchName).partition(":")[0]
-    else:
-        name = nvidia_entry(properties.major, properties.minor)
+    found = _platform_of(device)
+    name = found.isa if found.vendor == "amd" or found.architecture is None else nvidia_entry(*found.architecture)
     if name not in SHARED_MEMORY:
-        raise RuntimeError(f"{properties.name} is {name}; the Triton kernels know {', '.join(SHARED_MEMORY)}")
+        raise RuntimeError(f"{found.description} is {name}; the Triton kernels know {', '.join(SHARED_MEMORY)}")
     return name
+
+
+def _platform_of(device: torch.device) -> PlatformInfo:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return accelerator(device.type, index)
 
 
 def nvidia_entry(major: int, minor: int) -> str:
@@ -65,4 +69,4 @@ def nvidia_entry(major: int, minor: int) -> str:
 def _processors_found(device: torch.device) -> int:
     if interpreted():
         return PROCESSORS[INTERPRETED_AS]
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return _platform_of(device).cores
