@@ -8,10 +8,11 @@ from plan_maker import Delta, ints
 
 from tokenspeed.device.attention.slots import write_slots
 from tokenspeed.device.block_tables import BlockTableMismatch, BlockTables
+from tokenspeed.device.placement import HOST
 
 
 def make() -> BlockTables:
-    return BlockTables(group_id="attention", num_rows=4, num_slots=5, num_blocks=50)
+    return BlockTables(HOST, group_id="attention", num_rows=4, num_slots=5, num_blocks=50)
 
 
 def delta(row: int, first: int, ids: list[int], version: int, to: int | None = None, count: int | None = None) -> Delta:

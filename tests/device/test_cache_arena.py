@@ -8,6 +8,7 @@ import torch
 from plan_maker import ints
 
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena, fold
+from tokenspeed.device.placement import HOST
 from tokenspeed.layers.cache_spec import CacheFieldSpec, CacheGroupSpec
 
 FIELDS = (CacheFieldSpec(name="k", heads=2, dim=4), CacheFieldSpec(name="v", heads=2, dim=4))
@@ -106,7 +107,7 @@ def test_parents_are_the_least_size_that_all_blocks_divide() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layout_of_the_bytes(dtype: torch.dtype) -> None:
     layout = ArenaLayout.of([history(), state()], dtype)
-    arena = CacheArena(layout, num_parents=2)
+    arena = CacheArena(HOST, layout, num_parents=2)
     shape = (3, layout.facts[0].children_per_parent, 2, 2, 2, 8, 4)
     plain = arena._bytes.view(dtype).view(shape)
     assert not plain.any()
@@ -122,7 +123,7 @@ def test_layout_of_the_bytes(dtype: torch.dtype) -> None:
 
 
 def test_zeroing_and_copying_whole_blocks() -> None:
-    arena = CacheArena(ArenaLayout.of([history()], torch.float32), num_parents=4)
+    arena = CacheArena(HOST, ArenaLayout.of([history()], torch.float32), num_parents=4)
     views = [arena.field(0, layer, name) for layer in (0, 1) for name in ("k", "v")]
     for view in views:
         for block in range(5):
@@ -137,7 +138,7 @@ def test_zeroing_and_copying_whole_blocks() -> None:
 
 def test_poison_reads_as_nan_outside_the_null_parent() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        arena = CacheArena(ArenaLayout.of([history()], dtype), num_parents=2)
+        arena = CacheArena(HOST, ArenaLayout.of([history()], dtype), num_parents=2)
         arena.poison()
         view = arena.field(0, 0, "k")
         assert view[1:].isnan().all()
@@ -146,4 +147,4 @@ def test_poison_reads_as_nan_outside_the_null_parent() -> None:
 
 def test_an_arena_without_a_usable_parent_is_refused() -> None:
     with pytest.raises(ValueError, match="0 parents"):
-        CacheArena(ArenaLayout.of([history()], torch.float32), num_parents=0)
+        CacheArena(HOST, ArenaLayout.of([history()], torch.float32), num_parents=0)

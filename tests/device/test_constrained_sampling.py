@@ -11,10 +11,12 @@ import pytest
 import torch
 from grammars import END, SIZE, allowed, compiled, ids, piece, text_of, vocabulary
 from numpy.typing import NDArray
+from one_draw import draw_once
 from plan_maker import ints
 from tiny_models import REFERENCE
 
 from tokenspeed.device.handle import Grammar, RowStart, TokenMatcher
+from tokenspeed.device.placement import HOST
 from tokenspeed.device.sampling.backends import make_backend
 from tokenspeed.device.sampling.constraints import NO_PROBABILITY, NO_TOKEN
 from tokenspeed.device.sampling.sampler import Sampled, Sampler
@@ -32,7 +34,7 @@ def sampler(request: pytest.FixtureRequest) -> Sampler:
 
 def made(kernels: dict[str, str]) -> Sampler:
     backend = make_backend("registry", KernelBinder(kernels))
-    return Sampler(backend, num_rows=ROWS + 1, max_batch=ROWS, vocab_size=SIZE)
+    return Sampler(HOST, backend, num_rows=ROWS + 1, max_batch=ROWS, vocab_size=SIZE)
 
 
 def begin(sampler: Sampler, row: int, grammar: Grammar | None, output: Sequence[int] = (), **parameters: Any) -> None:
@@ -46,8 +48,7 @@ def begin(sampler: Sampler, row: int, grammar: Grammar | None, output: Sequence[
 
 
 def step(sampler: Sampler, logits: torch.Tensor, rows: Sequence[int], generated: int) -> Sampled:
-    positions: NDArray[np.int32] = ints([PROMPT + generated] * len(rows))
-    return sampler.sample(logits.clone(), np.array(rows), positions)
+    return draw_once(sampler, logits, rows, [PROMPT + generated] * len(rows))
 
 
 def noise(seed: int, rows: int = 1) -> torch.Tensor:

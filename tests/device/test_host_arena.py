@@ -7,6 +7,7 @@ from plan_maker import ints
 
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
 from tokenspeed.device.host_arena import HostArena
+from tokenspeed.device.placement import HOST
 from tokenspeed.layers.cache_spec import CacheFieldSpec, CacheGroupSpec
 
 FIELDS = (CacheFieldSpec(name="k", heads=2, dim=4), CacheFieldSpec(name="v", heads=2, dim=4))
@@ -32,11 +33,11 @@ FULL, STATE = 0, 1
 def made(parents: int = 4, host: int = 3) -> tuple[CacheArena, HostArena]:
     """A device arena of which every byte differs from its neighbours, and an empty host pool."""
     assert [facts.children_per_parent for facts in LAYOUT.facts] == [1, 2]
-    arena = CacheArena(LAYOUT, parents)
+    arena = CacheArena(HOST, LAYOUT, parents)
     for group in (FULL, STATE):
         view = arena.blocks(group)
         view.copy_(torch.randint(0, 256, view.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)))
-    return arena, HostArena(LAYOUT, host)
+    return arena, HostArena(HOST, LAYOUT, host)
 
 
 def test_blocks_go_to_the_host_and_come_back_elsewhere() -> None:
@@ -101,4 +102,4 @@ def test_a_buffer_is_the_block_itself() -> None:
 
 def test_a_pool_without_a_usable_parent_is_refused() -> None:
     with pytest.raises(ValueError, match="0 parents"):
-        HostArena(LAYOUT, 0)
+        HostArena(HOST, LAYOUT, 0)

@@ -9,6 +9,7 @@ from tiny_models import random_config
 
 from tokenspeed.device.builder import build_device_side
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
+from tokenspeed.device.placement import HOST
 from tokenspeed.models import architecture
 from tokenspeed.recipes.capacity import cache_shape
 from tokenspeed.recipes.catalogue import recipe_names
@@ -95,7 +96,7 @@ def test_every_smoke_profile_takes_what_was_planned(name: str) -> None:
 def test_what_was_written_to_counts_as_in_memory(tmp_path: Path) -> None:
     config = read_model_config(ModelSource(kind="random", random_config=random_config()))
     layout = ArenaLayout.of(architecture("llama").cache_groups(config, granularity=32), torch.float32)
-    arena = CacheArena(layout, (32 << 20) // layout.parent_bytes)
+    arena = CacheArena(HOST, layout, (32 << 20) // layout.parent_bytes)
     before = arena.untouched_bytes
     assert before > arena.nbytes - (4 << 20)
     arena.blocks(0)[: arena.num_blocks(0) // 2] = 1

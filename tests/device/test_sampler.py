@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_draw import draw_once
 from plan_maker import ints
 from tiny_models import REFERENCE
 
 from tokenspeed.device.handle import RowStart
+from tokenspeed.device.placement import HOST
 from tokenspeed.device.sampling.backends import backend_names, make_backend
 from tokenspeed.device.sampling.sampler import Sampled, Sampler
 from tokenspeed.layers.kernels import KernelBinder
@@ -23,7 +25,7 @@ ROWS = 8
 @pytest.fixture(params=[({}, "chosen"), (REFERENCE, "reference")], ids=lambda pair: pair[1], scope="module")
 def sampler(request: pytest.FixtureRequest) -> Sampler:
     backend = make_backend("registry", KernelBinder(request.param[0]))
-    return Sampler(backend, num_rows=ROWS + 1, max_batch=ROWS, vocab_size=VOCABULARY)
+    return Sampler(HOST, backend, num_rows=ROWS + 1, max_batch=ROWS, vocab_size=VOCABULARY)
 
 
 def begin(sampler: Sampler, row: int, *, prompt: Any = (1,), output: Any = (), **parameters: Any) -> None:
@@ -32,7 +34,7 @@ def begin(sampler: Sampler, row: int, *, prompt: Any = (1,), output: Any = (), *
 
 
 def sample(sampler: Sampler, logits: torch.Tensor, rows: list[int], positions: list[int]) -> Sampled:
-    return sampler.sample(logits.clone(), np.array(rows), ints(positions))
+    return draw_once(sampler, logits, rows, positions)
 
 
 def one(sampler: Sampler, logits: torch.Tensor, row: int = 1, position: int = 9) -> int:

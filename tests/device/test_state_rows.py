@@ -17,7 +17,8 @@ def make() -> Backend:
     fields = (CacheFieldSpec(name="state", heads=2, dim=4),)
     group = CacheGroupSpec(group_id="g", kind="state", layers=(0,), fields=fields, checkpoint_granularity=64)
     spec = AttentionSpec(backend="recurrent")
-    return Backend(KernelBinder({}), group=group, spec=spec, caches=[{}], max_rows=4, table_slots=3)
+    caches = [{"state": torch.zeros(2, 2, 1, 4)}]
+    return Backend(KernelBinder({}), group=group, spec=spec, caches=caches, max_rows=4, table_slots=3)
 
 
 def lists(rows: StateRows) -> tuple[list[int], list[int], list[int]]:

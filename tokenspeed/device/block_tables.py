@@ -1,7 +1,7 @@
 """The persistent block tables of one cache group: which block holds which positions of each pool row.
 
 Only the forward thread touches them. The scheduler sends deltas; a table's version says that none was lost, repeated or
-applied out of order.
+applied out of order. Deltas apply to the host's tables; what they changed goes to the device with the step's inputs.
 """
 
 from typing import TYPE_CHECKING
@@ -11,9 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.device.forward_thread import DeviceStateLost
+from tokenspeed.device.placement import Placement
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import BlockTableDelta
+
+
+_NO_IDS = np.zeros(0, np.int32)
+_NONE = np.zeros(0, np.int64)
 
 
 class BlockTableMismatch(DeviceStateLost):
@@ -25,24 +30,45 @@ class BlockTables:
 
     Attributes:
         group_id: the group's name, for errors.
-        ids: int32 [rows, slots]; entry (row, s) is the block with the row's tokens s * granularity and on; 0 (the null
-            block) where there is none.
-        tensor: the same memory as a torch tensor.
+        ids: int32 [rows, slots], on the host; entry (row, s) is the block with the row's tokens s * granularity and on;
+            0 (the null block) where there is none.
+        tensor: the device's; the same memory where that is the host's own.
     """
 
-    def __init__(self, *, group_id: str, num_rows: int, num_slots: int, num_blocks: int) -> None:
+    def __init__(self, placement: Placement, *, group_id: str, num_rows: int, num_slots: int, num_blocks: int) -> None:
         self.group_id = group_id
-        self.tensor = torch.zeros(num_rows, num_slots, dtype=torch.int32)
-        self.ids: NDArray[np.int32] = self.tensor.numpy()
+        self.tensor = placement.zeros(num_rows, num_slots, dtype=torch.int32)
+        self.ids: NDArray[np.int32] = (
+            self.tensor.numpy() if placement.is_host else np.zeros((num_rows, num_slots), np.int32)
+        )
+        self._is_one = placement.is_host
+        self._changed: list[NDArray[np.int64]] = []
         self._num_blocks = num_blocks
         self._length = [0] * num_rows
         self._version = [0] * num_rows
 
     def begin(self, row: int) -> None:
         """A request begins in ``row``: its table is empty and of version 0."""
-        self.ids[row, : self._length[row]] = 0
-        self._length[row] = 0
+        self._set(row, 0, _NO_IDS)
         self._version[row] = 0
+
+    def changes(self) -> NDArray[np.int64]:
+        """The entries that the device does not have yet, as indices into all of ``ids``; it has them from here on.
+        None where both are one memory. An entry may come twice."""
+        if not self._changed:
+            return _NONE
+        changed, self._changed = self._changed, []
+        return changed[0] if len(changed) == 1 else np.concatenate(changed)
+
+    def _set(self, row: int, first: int, ids: NDArray[np.int32]) -> None:
+        """``ids`` in slot ``first`` of ``row`` and on, and none behind them."""
+        end = first + ids.size
+        self.ids[row, first:end] = ids
+        self.ids[row, end : self._length[row]] = 0
+        if not self._is_one:
+            slots = np.arange(first, max(end, self._length[row]), dtype=np.int64)
+            self._changed.append(slots + row * self.ids.shape[1])
+        self._length[row] = end
 
     def apply(self, delta: "BlockTableDelta") -> None:
         """Applies every entry of ``delta`` in order; raises BlockTableMismatch at the first that does not fit."""
@@ -60,9 +86,7 @@ class BlockTables:
         )
         for row, first, count, version_from, version_to in entries:
             self._check(row, first, count, version_from, version_to)
-            self.ids[row, first : first + count] = self._checked_ids(row, ids[start : start + count], count)
-            self.ids[row, first + count : self._length[row]] = 0
-            self._length[row] = first + count
+            self._set(row, first, self._checked_ids(row, ids[start : start + count], count))
             self._version[row] = version_to
             start += count
 

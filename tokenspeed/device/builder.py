@@ -17,6 +17,7 @@ from tokenspeed.device.forward_thread import DeviceStateLost, ForwardThread
 from tokenspeed.device.handle import DeviceHandle, RowStart, StepResult
 from tokenspeed.device.host_arena import HostArena
 from tokenspeed.device.local_handle import ExecutePlan, LocalDeviceHandle
+from tokenspeed.device.placement import Placement
 from tokenspeed.device.process_group import agree_on_kernels
 from tokenspeed.device.recorded import RecordedForwards
 from tokenspeed.device.runner import Runner, RunnerParts
@@ -30,11 +31,12 @@ from tokenspeed.device.storage.fingerprint import fingerprint
 from tokenspeed.device.storage.tier import StorageTier
 from tokenspeed.device.unsound_weights import refuse_unsound_weights
 from tokenspeed.device.warm_up import warm_up
+from tokenspeed.device.weight_memory import DeviceWeights
 from tokenspeed.layers.batch import LayerCache
 from tokenspeed.layers.cache_spec import CacheGroupSpec, groups_of_layers
 from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.layers.kernels import KernelBinder
-from tokenspeed.layers.loader import load_weights, open_source
+from tokenspeed.layers.loader import WHERE_READ, load_weights, open_source
 from tokenspeed.layers.rank_dimensions import rank_dimensions
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec
 from tokenspeed.messages import Phase
@@ -43,6 +45,7 @@ from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.recipes.topology import default_threads
 from tokenspeed_kernel.binding import binding_objective, recording_selections
+from tokenspeed_kernel.platform import select_device
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.recording import recorder_of
 from tokenspeed_kernel.start_report import doubts, log_start_report
@@ -83,6 +86,8 @@ def build_device_side(
     CheckpointError for a checkpoint that cannot be used, MemoryPlanError where memory does not do, and the kernel
     package's errors where a kernel was insisted on that cannot run.
     """
+    placement = Placement.of(config.device, communication.rank)
+    select_device(config.device, communication.rank)
     threads = config.threads or default_threads(communication.world)
     torch.set_num_threads(threads)
     load_plugins()
@@ -92,23 +97,33 @@ def build_device_side(
     if config.parallel.ep > 1:
         whole_model = whole_model.by_expert()
     specs = family.weights(whole_model, rank=rank, world=world)
-    weights = _load(config, whole_model, specs, report)
+    weights = _load(config, placement, whole_model, specs, report)
     model_config = rank_dimensions(whole_model, rank=rank, world=world)
     dtype = kv_dtype(config, model_config)
     layout = ArenaLayout.of(family.cache_groups(model_config, granularity=config.kv.granularity), dtype)
-    size = cache_size(config, model_config, layout, weight_bytes=weights.nbytes, communication=communication)
+    size = cache_size(
+        config,
+        model_config,
+        layout,
+        placement=placement,
+        weight_bytes=weights.nbytes,
+        communication=communication,
+    )
     kernels = KernelBinder(config.kernels, activations=config.activations)
     report("compile", 0, 1, "binding kernels")
     with binding_objective(config.enforce), recording_selections() as selections:
-        parts, workspace_bytes = _assemble(config, model_config, family, weights, layout, size, kernels, communication)
+        parts, workspace_bytes = _assemble(
+            config, placement, model_config, family, weights, layout, size, kernels, communication
+        )
     log_start_report(selections)
     report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
-    host, storage = _tiers(config, layout, kernels, communication)
+    host, storage = _tiers(config, placement, layout, kernels, communication)
     thread = ForwardThread()
     try:
-        # OpenMP keeps its team size for each thread that starts one.
+        # OpenMP keeps its team size for each thread that starts one, a device's runtime the device.
         thread.run(lambda: torch.set_num_threads(threads))
-        runner = Runner(parts, CacheOperations(parts.arena, host, storage, communication))
+        thread.run(placement.enter)
+        runner = Runner(parts, CacheOperations(placement, parts.arena, host, storage, communication))
         is_sound = warm_up(
             lambda plan: thread.run(lambda: runner.execute(cast("Plan", plan), (), 0.0)),
             chunk=min(config.scheduler.chunk, size.max_model_len, WARM_UP_TOKENS),
@@ -171,11 +186,14 @@ def _sum_of_known(values: Iterable[int | None]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-def _load(config: ResolvedConfig, model: ModelConfig, specs: Sequence[WeightSpec], report: Report) -> LoadedWeights:
+def _load(
+    config: ResolvedConfig, placement: Placement, model: ModelConfig, specs: Sequence[WeightSpec], report: Report
+) -> LoadedWeights:
     report("load", 0, 1, config.model.path or "random weights")
     return load_weights(
         open_source(config.model, model),
         specs,
+        memory=WHERE_READ if placement.is_host else DeviceWeights(placement),
         q_and_k_permuted=model.q_and_k_permuted,
         ignored=(*model.ignored_weights, *((r"lm_head\.weight",) if model.tie_word_embeddings else ())),
         report=lambda done, total, detail: report("load", done, total, detail),
@@ -183,11 +201,15 @@ def _load(config: ResolvedConfig, model: ModelConfig, specs: Sequence[WeightSpec
 
 
 def _tiers(
-    config: ResolvedConfig, layout: ArenaLayout, kernels: KernelBinder, communication: Communication
+    config: ResolvedConfig,
+    placement: Placement,
+    layout: ArenaLayout,
+    kernels: KernelBinder,
+    communication: Communication,
 ) -> tuple[HostArena | None, StorageTier | None]:
     """Makes the host pool and the storage behind it, where they are asked for; all kernels are bound by now."""
     parents = host_parents(config, layout)
-    host = HostArena(layout, parents) if parents else None
+    host = HostArena(placement, layout, parents) if parents else None
     if host is None or not config.kv.storage_dir:
         return host, None
     blocks = {facts.group_id: facts.bytes_per_block for facts in layout.facts}
@@ -204,6 +226,7 @@ def _tiers(
 
 def _assemble(
     config: ResolvedConfig,
+    placement: Placement,
     model_config: ModelConfig,
     family: Architecture,
     weights: LoadedWeights,
@@ -217,7 +240,7 @@ def _assemble(
     pool_rows = settings.max_seqs + 1  # Row 0 is the null row.
     max_tokens = settings.chunk + settings.max_seqs
     logit_rows = max(settings.max_seqs, PROMPT_LOGPROB_SLICE)
-    arena = CacheArena(layout, size.num_parents)
+    arena = CacheArena(placement, layout, size.num_parents)
     if os.environ.get(POISON_VARIABLE, "0") not in ("", "0"):
         arena.poison()
     model = family.Model(
@@ -233,6 +256,7 @@ def _assemble(
     model.bind_cache(_layer_caches(layout.groups, arena))
     tables = [
         BlockTables(
+            placement,
             group_id=facts.group_id,
             num_rows=pool_rows,
             num_slots=size.table_slots,
@@ -243,15 +267,18 @@ def _assemble(
     granularities = [facts.block_granularity for facts in layout.facts]  # 0 of a state: it has no slots for tokens
     attention = _attention(layout.groups, model, arena, kernels, settings.max_seqs, size.table_slots)
     parts = RunnerParts(
+        placement=placement,
         model=model,
         decode=RecordedForwards(
             model.forward,
             recorder_of(kernels.of_the_forward) if communication.world == 1 else EXCHANGED,
             max_rows=min(settings.max_recorded_seqs, settings.max_seqs),
         ),
+        padded=lambda rows: rows,
         arena=arena,
         tables=tables,
         inputs=StepInputs(
+            placement,
             tables,
             granularities,
             max_rows=settings.max_seqs,
@@ -260,6 +287,7 @@ def _assemble(
         ),
         attention=attention,
         sampler=make_sampler(
+            placement,
             make_backend("registry", kernels),
             communication,
             num_rows=pool_rows,

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenspeed.device.placement import Placement
 from tokenspeed.device.residency import untouched_bytes
 from tokenspeed.layers.cache_spec import CacheGroupSpec
-from tokenspeed.layers.huge_memory import huge_zeros
 from tokenspeed.recipes.capacity import GroupFacts, share_parents
 
 
@@ -74,23 +74,25 @@ def dtype_of(group: CacheGroupSpec, kv_dtype: torch.dtype) -> torch.dtype:
 class CacheArena:
     """``num_parents`` usable parents and the null parent, in one allocation that starts as zeros.
 
-    Memory is only touched when a block is first written, so a large arena costs nothing until it is used.
+    The host's own memory is only touched when a block is first written, so there a large arena costs nothing until it
+    is used.
     """
 
-    def __init__(self, layout: ArenaLayout, num_parents: int) -> None:
+    def __init__(self, placement: Placement, layout: ArenaLayout, num_parents: int) -> None:
         if num_parents < 1:
             raise ValueError(
                 f"an arena of {num_parents} parents cannot hold a single block; give the KV cache more memory"
             )
+        self._placement = placement
         self.layout = layout
         self.num_parents = num_parents
         self.nbytes = (num_parents + 1) * layout.parent_bytes
-        self._bytes = huge_zeros(self.nbytes)
+        self._bytes = placement.huge_zeros(self.nbytes)
 
     @property
     def untouched_bytes(self) -> int | None:
         """Bytes that nothing was written to yet, so that they are reserved and not in memory; None: not known."""
-        return untouched_bytes(self._bytes.data_ptr(), self.nbytes)
+        return untouched_bytes(self._bytes.data_ptr(), self.nbytes) if self._placement.is_host else 0
 
     def num_blocks(self, group: int) -> int:
         """Blocks of the group, the null parent's included."""
@@ -124,14 +126,14 @@ class CacheArena:
     def zero(self, group: int, blocks: NDArray[np.int32]) -> None:
         """Zeroes whole blocks of the group."""
         if blocks.size:
-            self.blocks(group)[torch.from_numpy(blocks.astype(np.int64))] = 0
+            self.blocks(group).index_fill_(0, self._placement.upload(blocks.astype(np.int64)), 0)
 
     def copy(self, group: int, pairs: NDArray[np.int32]) -> None:
         """Copies whole blocks of the group, ``pairs`` [n, 2] (source, target), as if all at once."""
         if pairs.size:
-            index = torch.from_numpy(pairs.astype(np.int64))
+            sources, targets = self._placement.upload(pairs.T.astype(np.int64, order="C"))
             view = self.blocks(group)
-            view[index[:, 1]] = view[index[:, 0]]
+            view.index_copy_(0, targets, view.index_select(0, sources))
 
     def poison(self) -> None:
         """Fills everything but the null parent with bytes that read as NaN, so that a read of the unwritten shows."""

@@ -9,6 +9,7 @@ import torch
 from tokenspeed.device.cache_arena import CacheArena
 from tokenspeed.device.handle import OperationOutcome
 from tokenspeed.device.host_arena import HostArena
+from tokenspeed.device.placement import Placement
 from tokenspeed.device.storage.tier import STORAGE_KINDS, StorageTier
 from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed_scheduler import CacheOperation, OperationKind
@@ -24,15 +25,20 @@ class CacheOperations:
     """The copies between the device arena and the tiers behind it. Runs on the forward thread.
 
     A copy that fails is an outcome, never an exception: the step goes on, and whoever waits for the block is told.
+    Copies are asynchronous, on a stream of their own that keeps its place among what the step does: what is issued
+    behind a call here sees its copies done. The host does not wait for them before ``wait``.
     """
 
     def __init__(
         self,
+        placement: Placement,
         arena: CacheArena,
         host: HostArena | None,
         storage: StorageTier | None,
         communication: Communication = ALONE,
     ) -> None:
+        self._placement = placement
+        self._copied = placement.mark()
         self._arena = arena
         self._host = host
         self._storage = storage
@@ -41,13 +47,13 @@ class CacheOperations:
     def save(self, operations: Sequence[CacheOperation]) -> list[OperationOutcome]:
         """Copies to the host, before anything of the step is written, and starts the storage operations, which may put
         what was just saved. What cannot be done here at all ends as failed."""
-        outcomes: list[OperationOutcome] = []
+        outcomes = self._copies(operations, SAVES)
         for operation in operations:
-            if operation.kind in SAVES and self._host is not None:
-                succeeded = self._host.save(self._arena, operation.group, operation.source, operation.target)
-                outcomes.append(OperationOutcome(op_id=operation.op_id, succeeded=succeeded))
-            elif not (operation.kind in LOADS and self._host is not None) and operation.kind not in STORAGE_KINDS:
+            copied = operation.kind in (*SAVES, *LOADS) and self._host is not None
+            if not copied and operation.kind not in STORAGE_KINDS:
                 outcomes.append(_impossible(operation))
+        if any(operation.kind in STORAGE_KINDS for operation in operations):
+            self.wait()  # the threads of the storage read what was saved
         for operation in operations:
             if operation.kind in STORAGE_KINDS:
                 if self._storage is None:
@@ -58,16 +64,26 @@ class CacheOperations:
 
     def load(self, operations: Sequence[CacheOperation]) -> list[OperationOutcome]:
         """Copies from the host, once zeroing and copying are done and before the batch reads."""
-        if self._host is None:
+        return self._copies(operations, LOADS)
+
+    def _copies(self, operations: Sequence[CacheOperation], kinds: Sequence[OperationKind]) -> list[OperationOutcome]:
+        """Those of ``kinds``, SAVES or LOADS."""
+        host, arena = self._host, self._arena
+        wanted = [] if host is None else [operation for operation in operations if operation.kind in kinds]
+        if host is None or not wanted:
             return []
-        return [
-            OperationOutcome(
-                op_id=operation.op_id,
-                succeeded=self._host.load(self._arena, operation.group, operation.source, operation.target),
-            )
-            for operation in operations
-            if operation.kind in LOADS
-        ]
+        copy = host.save if kinds is SAVES else host.load
+        with self._placement.copying():
+            outcomes = [
+                OperationOutcome(op_id=each.op_id, succeeded=copy(arena, each.group, each.source, each.target))
+                for each in wanted
+            ]
+            self._copied.set()
+        return outcomes
+
+    def wait(self) -> None:
+        """Returns once every copy is done that was started: its outcome may be told."""
+        self._copied.wait()
 
     def agreed(
         self, operations: Sequence[CacheOperation], outcomes: Sequence[OperationOutcome]

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
+from tokenspeed.device.placement import Placement
 from tokenspeed.device.residency import untouched_bytes
-from tokenspeed.layers.huge_memory import huge_zeros
 
 logger = logging.getLogger(__name__)
 
@@ -22,21 +22,18 @@ Ints = NDArray[np.int32]
 
 
 class HostArena:
-    """``num_parents`` usable parents and the null parent in host memory, pinned where there is a GPU to copy to.
+    """``num_parents`` usable parents and the null parent in host memory, pinned where there is a device to copy to.
 
     Pageable memory is only touched when a block is first written.
     """
 
-    def __init__(self, layout: ArenaLayout, num_parents: int) -> None:
+    def __init__(self, placement: Placement, layout: ArenaLayout, num_parents: int) -> None:
         if num_parents < 1:
             raise ValueError(f"a host pool of {num_parents} parents cannot hold a single block; raise kv.host_bytes")
         self.layout = layout
         self.num_parents = num_parents
         self.nbytes = (num_parents + 1) * layout.parent_bytes
-        pinned = torch.cuda.is_available()
-        self._bytes = (
-            torch.zeros(self.nbytes, dtype=torch.uint8, pin_memory=True) if pinned else huge_zeros(self.nbytes)
-        )
+        self._bytes = placement.host_zeros(self.nbytes)
         # Storage threads see the same memory through numpy: no tensor operation runs outside the forward thread.
         self._arrays: list[NDArray[np.uint8]] = [self.blocks(group).numpy() for group in range(len(layout.facts))]
 
@@ -57,7 +54,8 @@ class HostArena:
         return memoryview(self._arrays[group][block])
 
     def save(self, arena: CacheArena, group: Ints, source: Ints, target: Ints) -> NDArray[np.uint8] | None:
-        """Copies device blocks ``source`` to host blocks ``target``, all int32 [n].
+        """Copies device blocks ``source`` to host blocks ``target``, all int32 [n]; to or from a device, without
+        waiting.
 
         Returns uint8 [n], 0 for the blocks whose copy failed (the cause is logged), or None where none did.
         """
@@ -77,7 +75,7 @@ class HostArena:
                 null = self.layout.facts[index].children_per_parent
                 from_blocks, to_blocks = views(index)
                 _stretch(to_blocks, int(target[first]), count, null).copy_(
-                    _stretch(from_blocks, int(source[first]), count, null)
+                    _stretch(from_blocks, int(source[first]), count, null), non_blocking=True
                 )
             except Exception:
                 logger.exception("a copy of %d blocks between device and host failed", last - first)

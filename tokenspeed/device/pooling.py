@@ -1,14 +1,19 @@
 """Pools the hidden states of prompts whose embedding is asked for. Runs on the forward thread only."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tokenspeed.device.handle import RowStart
+from tokenspeed.device.placement import Landing
 from tokenspeed.device.step_inputs import Step
 from tokenspeed.messages import Pooling
+
+if TYPE_CHECKING:
+    from tokenspeed_scheduler import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +44,39 @@ class Pooler:
         else:
             self._rows[start.row] = start.pooling
 
-    def pool(self, hidden: torch.Tensor, step: Step) -> Pooled:
-        """Pools the rows of ``step`` that ask for it; ``hidden`` float32 [T, H] are the step's final hidden states."""
-        pooled = Pooled()
+    def ends(self, plan: "Plan", sampling: NDArray[np.intp]) -> list[int]:
+        """Of the rows of ``plan`` that would draw a token (``sampling``), those whose pooled prompt is computed with
+        it: they draw none."""
         if not self._rows:
-            return pooled
-        ending = set(step.sampling.tolist())
+            return []
+        prefills = set(np.flatnonzero(plan.kind == 0).tolist())
+        rows = plan.row.tolist()
+        return [place for place in sampling.tolist() if place in prefills and rows[place] in self._rows]
+
+    def pool(
+        self, hidden: torch.Tensor, step: Step, ends: list[int], landing: Landing
+    ) -> dict[int, NDArray[np.float32]]:
+        """Pools the rows of ``step`` that ask for it, of which ``ends`` are computed with it; ``hidden`` float32 [T, H]
+        are the step's final hidden states. Each row's vector float32 [H], there once ``landing`` has it."""
+        vectors: dict[int, NDArray[np.float32]] = {}
+        if not self._rows:
+            return vectors
         for place, row in enumerate(step.rows[: step.num_extends].tolist()):
-            pooling = self._rows.get(row)
-            if pooling is None:
-                continue
-            last = int(step.last_token[place])
-            if place in ending:
-                pooled.ends.append(place)
+            pooling, last = self._rows.get(row), int(step.last_token[place])
             if pooling == "mean":
-                vector = hidden[last + 1 - int(step.input_len[place]) : last + 1].sum(dim=0).numpy()
-            elif place in ending:
-                vector = hidden[last].numpy().copy()
-            else:
-                continue
-            if np.isfinite(vector).all():
-                pooled.vectors[place] = vector
-            else:
-                pooled.broken.append(place)
-        return pooled
+                first = last + 1 - int(step.input_len[place])
+                vectors[place] = landing.take(hidden[first : last + 1].sum(dim=0))
+            elif pooling is not None and place in ends:
+                vectors[place] = landing.take(hidden[last])
+        return vectors
+
+
+def pooled(vectors: dict[int, NDArray[np.float32]], ends: list[int]) -> Pooled:
+    """The outcome, once the vectors have landed."""
+    found = Pooled(ends=ends)
+    for place, vector in vectors.items():
+        if np.isfinite(vector).all():
+            found.vectors[place] = vector.copy()
+        else:
+            found.broken.append(place)
+    return found

@@ -1,7 +1,7 @@
 """Executes plans, one after another, on the forward thread. Only this object touches arena, tables and model."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -14,9 +14,10 @@ from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import CacheArena
 from tokenspeed.device.cache_operations import CacheOperations
 from tokenspeed.device.handle import RowStart, StepResult, StepTimings
-from tokenspeed.device.pooling import Pooled, Pooler
+from tokenspeed.device.placement import Landing, Placement
+from tokenspeed.device.pooling import Pooled, Pooler, pooled
 from tokenspeed.device.recorded import Forward
-from tokenspeed.device.sampling.sampler import Logprobs, Sampled, Sampler
+from tokenspeed.device.sampling.sampler import Draw, Logprobs, Sampled, Sampler
 from tokenspeed.device.step_inputs import Step, StepInputs
 from tokenspeed.layers.batch import Attention, ForwardBatch
 from tokenspeed.messages import PromptLogprobs
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
 class RunnerParts:
     """What the builder made for the runner.
 
-    ``decode`` is the model's forward for steps in which every row decodes. ``max_logit_rows`` bounds one call of
-    ``model.logits``.
+    ``decode`` is the model's forward for steps in which every row decodes, ``padded`` how many rows it computes for so
+    many. ``max_logit_rows`` bounds one call of ``model.logits``.
     """
 
+    placement: Placement
     model: Model
     decode: Forward
+    padded: Callable[[int], int]
     arena: CacheArena
     tables: list[BlockTables]
     inputs: StepInputs
@@ -52,6 +55,7 @@ class Runner:
         self._parts = parts
         self._operations = operations
         self._pooler = Pooler()
+        self._landing = Landing(parts.placement)
         self._table_tensors = {tables.group_id: tables.tensor for tables in parts.tables}
 
     def execute(self, plan: "Plan", starts: Sequence[RowStart], submitted: float) -> StepResult:
@@ -77,17 +81,21 @@ class Runner:
             parts.sampler.begin(start)
             self._pooler.begin(start)
             if start.output.size:
-                parts.inputs.remember(np.array([start.row]), start.output[-1:])
-        if plan.num_rows == 0:
-            result = _empty_result(plan.forward_id, queued=began - submitted, prepare=time.perf_counter() - began)
-        else:
-            with torch.inference_mode():
-                result = self._batch(plan, submitted, began)
+                parts.inputs.tell(start.row, int(start.output[-1]))
+        try:
+            if plan.num_rows == 0:
+                result = _empty_result(plan.forward_id, queued=began - submitted, prepare=time.perf_counter() - began)
+            else:
+                with torch.inference_mode():
+                    result = self._batch(plan, submitted, began)
+        finally:
+            self._operations.wait()
         return replace(result, operations=self._operations.agreed(operations, outcomes)) if outcomes else result
 
     def _batch(self, plan: "Plan", submitted: float, began: float) -> StepResult:
-        parts = self._parts
-        step = parts.inputs.build(plan)
+        parts, landing = self._parts, self._landing
+        step, ends, draw = self._prepare(plan)
+        parts.inputs.upload(step)
         self._refresh_attention(step)
         prepared = time.perf_counter()
         forward = parts.model.forward if step.num_extends else parts.decode
@@ -100,25 +108,47 @@ class Runner:
             )
         )
         forwarded = time.perf_counter()
-        pooled = self._pooler.pool(hidden, step)
-        if pooled.ends:
-            step = replace(step, sampling=np.setdiff1d(step.sampling, pooled.ends))
-        sampled = self._sample(hidden, step)
-        prompt_logprobs = self._prompt_logprobs(hidden, step)
+        # From here to the wait nothing is read on the host: the device goes through all of it without a pause.
+        vectors = self._pooler.pool(hidden, step, ends, landing)
+        if draw is not None:
+            self._draw(hidden, step, draw)
+        prompts = self._prompt_logprobs(hidden, step)
+        landing.wait()
+        sampled = None if draw is None else parts.sampler.finish(draw)
         timings = StepTimings(
             queued=began - submitted,
             prepare=prepared - began,
             forward=forwarded - prepared,
             sample=time.perf_counter() - forwarded,
         )
-        result = _result(plan.forward_id, step, sampled, prompt_logprobs, timings)
-        return _with_pooled(result, pooled) if pooled.vectors or pooled.broken else result
+        found = {place: prompt.found() for place, prompt in prompts.items()}
+        result = _result(plan.forward_id, step, sampled, found, timings)
+        return _with_pooled(result, pooled(vectors, ends)) if ends or vectors else result
+
+    def _prepare(self, plan: "Plan") -> tuple[Step, list[int], Draw | None]:
+        """On the host: the step, the rows whose pooled prompt ends with it, and the draw where a row draws a token."""
+        parts = self._parts
+        sampling = np.flatnonzero(plan.samples)
+        ends = self._pooler.ends(plan, sampling)
+        if ends:
+            sampling = np.setdiff1d(sampling, ends)
+        step = parts.inputs.build(plan, sampling, parts.padded)
+        if sampling.size == 0:
+            return step, ends, None
+        into, rows = step.drawing, step.rows[sampling]
+        into.rows.host[:] = rows
+        into.last_token.host[:] = step.last_token[sampling]
+        into.positions.host[:] = step.prefix_len[sampling] + step.input_len[sampling]
+        return step, ends, parts.sampler.prepare(rows, into)
 
     def _refresh_attention(self, step: Step) -> None:
         """Prepares the attention of each group for the extending rows [0, n) and the decoding rows [n, B)."""
         n, count = step.num_extends, step.rows.shape[0]
         mode = ForwardMode.DECODE if n == 0 else ForwardMode.EXTEND if n == count else ForwardMode.MIXED
         lengths, prefixes = step.input_len_tensor[:n], step.prefix_len_tensor[:n]
+        lengths_host, prefixes_host = lengths, prefixes
+        if not self._parts.placement.is_host:
+            lengths_host, prefixes_host = step.input_len_host[:n], step.prefix_len_host[:n]
         for attention in self._parts.attention:
             attention.refresh_extend_metadata(
                 n,
@@ -126,14 +156,14 @@ class Runner:
                 forward_mode=mode,
                 block_tables=self._table_tensors,
                 extend_seq_lens=lengths,
-                extend_seq_lens_cpu=lengths,
+                extend_seq_lens_cpu=lengths_host,
                 extend_prefix_lens=prefixes,
-                extend_prefix_lens_cpu=prefixes,
+                extend_prefix_lens_cpu=prefixes_host,
                 extend_with_prefix=bool(step.prefix_len[:n].any()),
                 query_shard=None,
             )
             attention.refresh_decode_metadata(
-                count - n,
+                step.input_ids.shape[0] if n == 0 else count - n,
                 count - n,
                 step.rows_tensor[n:],
                 step.seq_lens[n:],
@@ -142,20 +172,15 @@ class Runner:
                 for_graph_replay=False,
             )
 
-    def _sample(self, hidden: torch.Tensor, step: Step) -> Sampled | None:
+    def _draw(self, hidden: torch.Tensor, step: Step, draw: Draw) -> None:
         """Draws a token for each sampling row; logits are computed for these rows only."""
-        if step.sampling.size == 0:
-            return None
-        rows = step.rows[step.sampling]
-        logits = self._parts.model.logits(hidden, torch.from_numpy(step.last_token[step.sampling]))
-        positions = step.prefix_len[step.sampling] + step.input_len[step.sampling]
-        sampled = self._parts.sampler.sample(logits, rows, positions)
-        self._parts.inputs.remember(rows, sampled.tokens)
-        return sampled
+        parts, into, outcome = self._parts, step.drawing, draw.outcome
+        parts.sampler.draw(draw, parts.model.logits(hidden, into.last_token.tensor), self._landing)
+        parts.inputs.remember(into.rows.tensor, outcome.tokens, outcome.nan)
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, step: Step) -> dict[int, PromptLogprobs]:
-        """Log-probabilities of the prompt tokens that this step's prompt positions predict."""
-        found: dict[int, PromptLogprobs] = {}
+    def _prompt_logprobs(self, hidden: torch.Tensor, step: Step) -> dict[int, "_PromptPart"]:
+        """Log-probabilities of the prompt tokens that this step's prompt positions predict, by row of the step."""
+        found: dict[int, _PromptPart] = {}
         for place in range(step.num_extends):
             request = self._parts.sampler.prompt_request(int(step.rows[place]))
             if request is None:
@@ -166,20 +191,32 @@ class Runner:
             targets = prompt[first + 1 : first + length + 1]
             begin = int(step.last_token[place]) - length + 1
             if targets.size:
-                found[place] = PromptLogprobs(first + 1, self._sliced_logprobs(hidden, begin, targets, k))
+                found[place] = _PromptPart(first + 1, self._sliced_logprobs(hidden, begin, targets, k))
         return found
 
     def _sliced_logprobs(
         self, hidden: torch.Tensor, begin: int, targets: NDArray[np.int32], k: int
-    ) -> list[TokenLogprobs]:
+    ) -> list[tuple[NDArray[np.int32], Logprobs]]:
         """Row ``begin + i`` of ``hidden`` predicts token i of ``targets``; logits exist for one slice at a time."""
-        tokens: list[TokenLogprobs] = []
-        for start in range(0, targets.size, self._parts.max_logit_rows):
-            piece = targets[start : start + self._parts.max_logit_rows]
-            rows = torch.arange(begin + start, begin + start + piece.size)
-            logits = self._parts.model.logits(hidden, rows)
-            tokens += _token_logprobs(piece, self._parts.sampler.prompt_logprobs(logits, piece, k))
-        return tokens
+        parts, slices = self._parts, []
+        for start in range(0, targets.size, parts.max_logit_rows):
+            piece = targets[start : start + parts.max_logit_rows]
+            rows = torch.arange(begin + start, begin + start + piece.size, device=hidden.device)
+            logits = parts.model.logits(hidden, rows)
+            slices.append((piece, parts.sampler.prompt_logprobs(logits, piece, k, self._landing)))
+        return slices
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptPart:
+    """The log-probabilities of a row's prompt tokens from index ``start`` on, slice by slice, on their way."""
+
+    start: int
+    slices: list[tuple[NDArray[np.int32], Logprobs]]
+
+    def found(self) -> PromptLogprobs:
+        """The same once they have landed."""
+        return PromptLogprobs(self.start, [token for part in self.slices for token in _token_logprobs(*part)])
 
 
 def _token_logprobs(tokens: NDArray[np.int32], taken: Logprobs) -> list[TokenLogprobs]:
@@ -224,10 +261,10 @@ def _with_logprobs(result: StepResult, step: Step, logprobs: Logprobs) -> StepRe
     return replace(result, logprobs=spread, top_ids=top_ids, top_logprobs=top_logprobs)
 
 
-def _with_pooled(result: StepResult, pooled: Pooled) -> StepResult:
-    result.tokens[pooled.ends] = 0
-    result.tokens[pooled.broken], result.nan[pooled.broken] = -1, True
-    return replace(result, pooled=pooled.vectors)
+def _with_pooled(result: StepResult, found: Pooled) -> StepResult:
+    result.tokens[found.ends] = 0
+    result.tokens[found.broken], result.nan[found.broken] = -1, True
+    return replace(result, pooled=found.vectors)
 
 
 def _empty_result(forward_id: int, *, queued: float, prepare: float) -> StepResult:

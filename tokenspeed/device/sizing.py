@@ -8,12 +8,15 @@ from typing import NoReturn
 import torch
 
 from tokenspeed.device.cache_arena import ArenaLayout
+from tokenspeed.device.placement import HOST, Placement
 from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.recipes.capacity import CacheShape, PoolSize, parents_for, size_pool, wanted_bytes
+from tokenspeed.recipes.dimensions import dimensions_of
 from tokenspeed.recipes.host import free_memory_bytes
-from tokenspeed.recipes.memory import cpu_pool_bytes, effective_cache_type
+from tokenspeed.recipes.memory import cpu_pool_bytes, cpu_workspace_term, device_terms, effective_cache_type
 from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import GIB, ResolvedConfig
+from tokenspeed.recipes.schema import Parallel
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -50,11 +53,13 @@ def cache_size(
     model: ModelConfig,
     layout: ArenaLayout,
     *,
+    placement: Placement = HOST,
     weight_bytes: int,
     communication: Communication = ALONE,
 ) -> CacheSize:
-    """Sizes the cache: kv.bytes where given, else min(max_seqs x max_len, a share of what the weights leave free).
-    Ranks share the machine's memory evenly, and have caches of one size: the least that any of them can have.
+    """Sizes the cache: kv.bytes where given, else on the host min(max_seqs x max_len, a share of what the weights leave
+    free), of which ranks have the machine's memory evenly, and on a device what is left for it there. Ranks have caches
+    of one size: the least that any of them can have.
 
     ``scheduler.max_len`` 0 is the model's context length, or what the cache holds where that is less. Raises
     MemoryPlanError where not even one sequence of an explicit max_len, or one block, fits.
@@ -66,11 +71,14 @@ def cache_size(
         )
     wanted_len = settings.max_len or model.context_length
     shape = CacheShape(facts=layout.facts, parent_bytes=layout.parent_bytes)
-    budget = cpu_pool_bytes(
-        requested=config.kv.bytes,
-        wanted=wanted_bytes(settings, shape, granularity=granularity, wanted_len=wanted_len),
-        free_bytes=free_memory_bytes() // communication.world - weight_bytes - config.kv.host_bytes,
-    )
+    if placement.is_host:
+        budget = cpu_pool_bytes(
+            requested=config.kv.bytes,
+            wanted=wanted_bytes(settings, shape, granularity=granularity, wanted_len=wanted_len),
+            free_bytes=free_memory_bytes() // communication.world - weight_bytes - config.kv.host_bytes,
+        )
+    else:
+        budget = config.kv.bytes or _left_on(placement, config, model, communication)
     budget = _least(budget, communication)
     pool = size_pool(settings, shape, granularity=granularity, wanted_len=wanted_len, budget=budget)
     if pool.holds < 1 or (settings.max_len and pool.parents < pool.per_request):
@@ -83,6 +91,25 @@ def cache_size(
     )
 
 
+def _left_on(placement: Placement, config: ResolvedConfig, model: ModelConfig, communication: Communication) -> int:
+    """Bytes of kv.fraction of the device that are left for the cache. The weights are there already, and so is what
+    others have there; what a forward will make is counted, graphs and collectives are estimated as in a plan."""
+    settings, parallel = config.scheduler, Parallel(tp=communication.world)
+    dimensions = dimensions_of(model)
+    forward = cpu_workspace_term(
+        dimensions,
+        stored="gguf" if config.model.kind == "gguf" else model.dtype,
+        chunk=settings.chunk,
+        max_seqs=settings.max_seqs,
+        positions=(settings.max_len or model.context_length) + settings.overlap,
+        ranks=communication.world,
+    )
+    beside = device_terms(dimensions, parallel, chunk=settings.chunk, max_seqs=settings.max_seqs)
+    kept = sum(term.bytes for term in beside if term.name in ("graphs", "communication"))
+    free, total = placement.memory()
+    return max(0, free - int(total * (1 - config.kv.fraction)) - forward.bytes - kept)
+
+
 def _least(value: int, communication: Communication) -> int:
     found = torch.tensor([value], dtype=torch.int64)
     communication.minimum(found)
@@ -92,7 +119,8 @@ def _least(value: int, communication: Communication) -> int:
 def _refuse(config: ResolvedConfig, shape: CacheShape, pool: PoolSize, budget: int) -> NoReturn:
     least = parents_for(config.scheduler, shape.facts, 2, granularity=config.kv.granularity)
     need = (pool.per_request if config.scheduler.max_len else least) + 1
-    knob = "kv.bytes" if config.kv.bytes else "a quarter of the free memory"
+    knob = "a quarter of the free memory" if config.device == "cpu" else "what weights and buffers leave of kv.fraction"
+    knob = "kv.bytes" if config.kv.bytes else knob
     raise MemoryPlanError(
         f"the KV cache may take {budget / GIB:.3f} GiB ({knob}), {need} parents of {shape.parent_bytes} bytes "
         f"need {need * shape.parent_bytes / GIB:.3f} GiB; raise kv.bytes, or lower scheduler.max_len or kv.granularity"

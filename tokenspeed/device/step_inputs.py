@@ -1,7 +1,8 @@
-"""The inputs of a step in memory that stays: numpy for the host's arithmetic, torch views of the same bytes."""
+"""The inputs of a step: written on the host, and on the device with one copy, where every size has its addresses."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -9,6 +10,10 @@ from numpy.typing import NDArray
 
 from tokenspeed.device.attention.slots import write_slots
 from tokenspeed.device.block_tables import BlockTables
+from tokenspeed.device.forward_thread import DeviceStateLost
+from tokenspeed.device.placement import Placement, Twin
+from tokenspeed.device.sampling.rows import SamplingRows
+from tokenspeed.device.step_memory import Packing, Pair, aligned
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import Plan
@@ -16,17 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One plan's batch, B rows and T tokens, prefills first. Arrays are views that the next step overwrites.
+    """One plan's batch, B rows and T tokens, prefills first. What of it is an array or a tensor is a view that the next
+    step overwrites; tensors are on the device, and hold the step's numbers once it was uploaded.
+
+    A decode may compute more rows than it has: P tokens, of which those from T on are padding: token 0 at position 0,
+    in the null block. Else P is T.
 
     Attributes:
         rows: pool row of each row, [B].
         num_extends: how many of the rows prefill.
         input_len, prefix_len: int32 [B].
         last_token: index among the T tokens of each row's last one, [B].
-        sampling: indices of the rows that sample.
-        input_ids, positions: int32 [T] tensors.
-        slots: int64 [T] tensor for each cache group; of a group of states it says nothing.
+        sampling: indices of the rows that draw a token, S of them.
+        drawing: what the sampler takes for these; see there.
+        unknown: indices of the tokens that the host does not know: their rows' last ones.
+        unknown_rows: pool rows of these.
+        input_ids, positions: int32 [P] tensors.
+        slots: int64 [P] tensor for each cache group; of a group of states it says nothing.
         rows_tensor: int64 [B]; input_len_tensor, prefix_len_tensor, seq_lens: int32 [B] tensors.
+        input_len_host, prefix_len_host: the same int32 [B] tensors on the host.
     """
 
     rows: NDArray[np.intp]
@@ -35,6 +48,9 @@ class Step:
     prefix_len: NDArray[np.int32]
     last_token: NDArray[np.intp]
     sampling: NDArray[np.intp]
+    drawing: SamplingRows
+    unknown: NDArray[np.intp]
+    unknown_rows: NDArray[np.intp]
     input_ids: torch.Tensor
     positions: torch.Tensor
     slots: tuple[torch.Tensor, ...]
@@ -42,90 +58,218 @@ class Step:
     input_len_tensor: torch.Tensor
     prefix_len_tensor: torch.Tensor
     seq_lens: torch.Tensor
+    input_len_host: torch.Tensor
+    prefix_len_host: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """The arrays of a step of P tokens in B rows; ``end``: the byte behind them."""
+
+    input_ids: Pair[np.int32]
+    positions: Pair[np.int32]
+    slots: tuple[Pair[np.int64], ...]
+    rows: Pair[np.int64]
+    input_len: Pair[np.int32]
+    prefix_len: Pair[np.int32]
+    seq_lens: Pair[np.int32]
+    slot_tensors: tuple[torch.Tensor, ...]
+    input_len_host: torch.Tensor
+    prefix_len_host: torch.Tensor
+    end: int
+
+    @staticmethod
+    def within(twin: Twin, tokens: int, rows: int, groups: int) -> "_Arrays":
+        """Those of one size, which always have the same place in ``twin``."""
+        packing = Packing(twin)
+        input_ids, positions = (packing.take(np.int32, tokens) for _ in range(2))
+        slots = tuple(packing.take(np.int64, tokens) for _ in range(groups))
+        pool_rows = packing.take(np.int64, rows)
+        input_len, prefix_len, seq_lens = (packing.take(np.int32, rows) for _ in range(3))
+        return _Arrays(
+            input_ids=input_ids,
+            positions=positions,
+            slots=slots,
+            rows=pool_rows,
+            input_len=input_len,
+            prefix_len=prefix_len,
+            seq_lens=seq_lens,
+            slot_tensors=tuple(pair.tensor for pair in slots),
+            input_len_host=input_len.on_host,
+            prefix_len_host=prefix_len.on_host,
+            end=packing.end,
+        )
+
+    def pad(self, tokens: int) -> None:
+        """The tokens from number ``tokens`` on are nobody's."""
+        self.input_ids.host[tokens:] = 0
+        self.positions.host[tokens:] = 0
+        for slots in self.slots:
+            slots.host[tokens:] = 0
 
 
 _KEPT_VIEWS = 512
 """Decode sizes recur and are kept; the lengths of prefill batches would fill memory with views used once."""
 
-_Number = TypeVar("_Number", np.int32, np.int64)
+_CHANGES = 4096
+"""Entries of tables and last tokens that go to the device with a step's own copy; what is more goes before it."""
 
+_Change = tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int32]]
 
-class _Array(Generic[_Number]):
-    """Memory seen by numpy and by torch, with torch views kept for the sizes seen."""
-
-    def __init__(self, size: int, dtype: type[_Number]) -> None:
-        self.host: NDArray[_Number] = np.zeros(size, dtype)
-        self._tensor = torch.from_numpy(self.host)
-        self._views: dict[int, torch.Tensor] = {}
-
-    def view(self, size: int) -> torch.Tensor:
-        found = self._views.get(size)
-        if found is None:
-            found = self._tensor[:size]
-            if len(self._views) < _KEPT_VIEWS:
-                self._views[size] = found
-        return found
+_ARRAYS = 8
+"""Of a step, besides the slots of each group and the sampler's: what their alignment may cost."""
 
 
 class StepInputs:
-    """Turns a plan into a step. Keeps each pool row's last token, which ids of -1 stand for."""
+    """Turns a plan into a step. Keeps each pool row's last token, which ids of -1 stand for, on the device."""
 
-    def __init__(self, tables: list[BlockTables], granularities: list[int], *, max_rows: int, max_tokens: int,
-                 vocab_size: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        placement: Placement,
+        tables: list[BlockTables],
+        granularities: list[int],
+        *,
+        max_rows: int,
+        max_tokens: int,
+        vocab_size: int,
+    ) -> None:
+        self._placement = placement
         self._tables = tables
         self._granularities = granularities
         self._max_rows = max_rows
         self._max_tokens = max_tokens
         self._vocab_size = vocab_size
-        self._last_token = np.zeros(tables[0].ids.shape[0], np.int32)
-        self._input_ids = _Array(max_tokens, np.int32)
-        self._positions = _Array(max_tokens, np.int32)
-        self._slots = [_Array(max_tokens, np.int64) for _ in tables]
-        self._rows = _Array(max_rows, np.int64)
-        self._input_len, self._prefix_len, self._seq_lens = (_Array(max_rows, np.int32) for _ in range(3))
+        pool_rows = tables[0].ids.shape[0]
+        self._last_token = placement.zeros(pool_rows, dtype=torch.int32)
+        # Those known on the host that the device has yet to hear of; on one memory it is told at once.
+        self._told: dict[int, int] = {}
+        each = aligned(4 * max_tokens) + aligned(8 * max_tokens)
+        nbytes = (2 + len(tables)) * each + SamplingRows.nbytes(max_rows) + _ARRAYS * aligned(8 * max_rows)
+        if not placement.is_host:
+            nbytes += 2 * aligned(8 * max_tokens) + (1 + len(tables)) * 2 * aligned(8) + 12 * _CHANGES
+        self._twin = Twin(placement, nbytes)
+        self._arrays: dict[tuple[int, int], _Arrays] = {}
+        self._drawing: dict[tuple[int, int], SamplingRows] = {}
 
-    def remember(self, rows: NDArray[np.intp], tokens: NDArray[np.int32]) -> None:
-        """Pool rows ``rows`` drew ``tokens``; -1 (no token) is kept as 0, because a step may be queued behind it."""
-        self._last_token[rows] = np.maximum(tokens, 0)
+    def remember(self, rows: torch.Tensor, tokens: torch.Tensor, nan: torch.Tensor) -> None:
+        """Pool rows ``rows`` int64 [S] drew ``tokens`` int32 [S]; where ``nan`` bool [S] they drew nothing, which is
+        kept as 0, because a step may be queued behind it. All on the device."""
+        self._last_token.index_copy_(0, rows, tokens.masked_fill(nan, 0))
 
-    def build(self, plan: "Plan") -> Step:
-        """The step of ``plan``. Raises ValueError for a plan that does not fit this device."""
+    def tell(self, row: int, token: int) -> None:
+        """A request begins again in pool row ``row``, whose last token was ``token``."""
+        if self._placement.is_host:
+            self._last_token[row] = token
+        else:
+            self._told[row] = token
+
+    def build(self, plan: "Plan", sampling: NDArray[np.intp], padded: Callable[[int], int]) -> Step:
+        """The step of ``plan``, on the host; ``upload`` brings it to the device. ``sampling``: the rows that draw a
+        token; ``padded``: the rows that a decode of so many computes. Raises ValueError for a plan that does not fit
+        this device."""
         rows = plan.row.astype(np.intp)
-        count, input_ids = rows.shape[0], plan.input_ids
-        tokens = input_ids.shape[0]
+        count, tokens = rows.shape[0], plan.input_ids.shape[0]
         self._check(count, tokens, plan)
         num_extends = count - int(np.count_nonzero(plan.kind))
-        input_len, prefix_len = self._input_len.host[:count], self._prefix_len.host[:count]
+        size = tokens if num_extends else padded(tokens)
+        self._twin.begin()
+        arrays = self._arrays_of(size, count)
+        input_len, prefix_len = arrays.input_len.host, arrays.prefix_len.host
         input_len[:], prefix_len[:] = plan.input_len, plan.prefix_len
-        positions, ids = self._positions.host[:tokens], self._input_ids.host[:tokens]
+        positions = arrays.positions.host
+        if size != tokens:
+            arrays.pad(tokens)
+            positions = positions[:tokens]
         if tokens == count:
             token_rows, ends = rows, np.arange(1, count + 1)
             positions[:] = prefix_len
         else:
             token_rows, ends = np.repeat(rows, input_len), np.cumsum(input_len)
             positions[:] = np.arange(tokens) + np.repeat(prefix_len - (ends - input_len), input_len)
-        np.copyto(ids, input_ids)
-        np.copyto(ids, self._last_token[token_rows], where=input_ids < 0)
-        for tables, granularity, slots in zip(self._tables, self._granularities, self._slots, strict=True):
+        arrays.input_ids.host[:tokens] = plan.input_ids
+        unknown = np.flatnonzero(plan.input_ids < 0)
+        for tables, granularity, slots in zip(self._tables, self._granularities, arrays.slots, strict=True):
             if granularity:
                 write_slots(tables.ids, token_rows, positions, granularity, slots.host[:tokens])
-        np.add(prefix_len, input_len, out=self._seq_lens.host[:count])
-        self._rows.host[:count] = rows
+        np.add(prefix_len, input_len, out=arrays.seq_lens.host)
+        arrays.rows.host[:] = rows
         return Step(
             rows=rows,
             num_extends=num_extends,
             input_len=input_len,
             prefix_len=prefix_len,
             last_token=ends - 1,
-            sampling=np.flatnonzero(plan.samples),
-            input_ids=self._input_ids.view(tokens),
-            positions=self._positions.view(tokens),
-            slots=tuple(slots.view(tokens) for slots in self._slots),
-            rows_tensor=self._rows.view(count),
-            input_len_tensor=self._input_len.view(count),
-            prefix_len_tensor=self._prefix_len.view(count),
-            seq_lens=self._seq_lens.view(count),
+            sampling=sampling,
+            drawing=self._drawing_of(arrays.end, sampling.shape[0]),
+            unknown=unknown,
+            unknown_rows=token_rows[unknown],
+            input_ids=arrays.input_ids.tensor,
+            positions=arrays.positions.tensor,
+            slots=arrays.slot_tensors,
+            rows_tensor=arrays.rows.tensor,
+            input_len_tensor=arrays.input_len.tensor,
+            prefix_len_tensor=arrays.prefix_len.tensor,
+            seq_lens=arrays.seq_lens.tensor,
+            input_len_host=arrays.input_len_host,
+            prefix_len_host=arrays.prefix_len_host,
         )
+
+    def upload(self, step: Step) -> None:
+        """Brings the step, and whatever of tables and last tokens changed since the last one, to the device; does not
+        wait. Raises DeviceStateLost where that fails: the device's tables are not the scheduler's then."""
+        try:
+            self._upload(step)
+        except RuntimeError as error:
+            raise DeviceStateLost(f"the inputs of a step did not get to the device: {error}") from error
+
+    def _upload(self, step: Step) -> None:
+        packing = Packing(self._twin, step.drawing.end)
+        unknown = packing.copied(np.int64, step.unknown), packing.copied(np.int64, step.unknown_rows)
+        changes = self._changes(packing)
+        self._twin.upload(packing.end)
+        for target, places, values in changes:
+            target.index_copy_(0, places, values)
+        if step.unknown.size:
+            places, rows = unknown
+            step.input_ids.index_copy_(0, places, self._last_token.index_select(0, rows))
+
+    def _changes(self, packing: Packing) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """What the device does not have yet: a tensor of one dimension, int64 places in it, and int32 values. Those for
+        which a step's memory has no room are there when this returns."""
+        if self._placement.is_host:
+            return []
+        found: list[_Change] = []
+        for tables in self._tables:
+            places = tables.changes()
+            found.append((tables.tensor.view(-1), places, tables.ids.reshape(-1)[places]))
+        told, self._told = self._told, {}
+        found.append((self._last_token, np.array(list(told), np.int64), np.array(list(told.values()), np.int32)))
+        room, packed = _CHANGES, []
+        for target, places, values in found:
+            if places.size > room:
+                beyond = self._placement.upload(places[room:]), self._placement.upload(values[room:])
+                target.index_copy_(0, *beyond)
+                places, values = places[:room], values[:room]
+            if places.size:
+                packed.append((target, packing.copied(np.int64, places), packing.copied(np.int32, values)))
+            room -= places.size
+        return packed
+
+    def _arrays_of(self, tokens: int, rows: int) -> _Arrays:
+        found = self._arrays.get((tokens, rows))
+        if found is None:
+            found = _Arrays.within(self._twin, tokens, rows, len(self._tables))
+            if len(self._arrays) < _KEPT_VIEWS:
+                self._arrays[tokens, rows] = found
+        return found
+
+    def _drawing_of(self, start: int, rows: int) -> SamplingRows:
+        found = self._drawing.get((start, rows))
+        if found is None:
+            found = SamplingRows.within(Packing(self._twin, start), rows)
+            if len(self._drawing) < _KEPT_VIEWS:
+                self._drawing[start, rows] = found
+        return found
 
     def _check(self, count: int, tokens: int, plan: "Plan") -> None:
         if count > self._max_rows or tokens > self._max_tokens:

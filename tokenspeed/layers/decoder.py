@@ -87,8 +87,8 @@ class Decoder:
     """What every architecture's Model is: it says of which layers, and how each cache group attends.
 
     ``max_tokens`` bounds the tokens of a forward, ``max_logit_rows`` the rows of one ``logits`` call, ``max_positions``
-    the length of a sequence. All buffers are float32 and are made once. Of several ranks each has a Model of its own,
-    over ``rank_dimensions`` and its shards; ``communication`` is with the others.
+    the length of a sequence. All buffers are float32 and are made once, where the weights lie. Of several ranks each
+    has a Model of its own, over ``rank_dimensions`` and its shards; ``communication`` is with the others.
 
     Attributes:
         config: the dimensions, of this rank.
@@ -107,7 +107,8 @@ class Decoder:
         max_positions: int,
         communication: Communication = ALONE,
     ) -> None:
-        workspace = Workspace(max_tokens=max_tokens, kept=max_logit_rows)
+        device = loaded.device
+        workspace = Workspace(device=device, max_tokens=max_tokens, kept=max_logit_rows)
         parts = ModelParts(config, loaded, kernels, workspace, kv_dtype, max_positions, communication)
         vocabulary = Vocabulary(
             kernels, communication, size=config.vocab_size, max_tokens=max_tokens, max_rows=max_logit_rows
@@ -129,8 +130,8 @@ class Decoder:
         self._add_rms_norm = kernels.fused_add_rms_norm()
         head = embedding if config.tie_word_embeddings else loaded.matrices["lm_head.weight"]
         self._head = vocabulary.head(head)
-        self._gathered = torch.zeros(max_logit_rows, hidden)
-        self._logits = torch.zeros(max_logit_rows, config.vocab_size)
+        self._gathered = torch.zeros(max_logit_rows, hidden, device=device)
+        self._logits = torch.zeros(max_logit_rows, config.vocab_size, device=device)
         held = (self._norm, self._gathered, self._logits)
         self.workspace_bytes = (
             workspace.nbytes + parts.table_bytes + vocabulary.nbytes + sum(buffer.nbytes for buffer in held)
@@ -175,5 +176,5 @@ class Decoder:
 
 def _in_the_type_of(embedding: QuantizedTensor, scale: float) -> torch.Tensor:
     """float32 [1]: ``scale`` as models of that type were trained with it, rounded as their embeddings are."""
-    exact = torch.tensor([scale])
+    exact = torch.full((1,), scale, device=embedding.plane.device)
     return exact if embedding.is_blocked else exact.to(embedding.plane.dtype).float()

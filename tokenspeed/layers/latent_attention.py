@@ -199,7 +199,7 @@ def turned_keys(weight: QuantizedTensor, heads: int, latent: LatentConfig) -> Qu
     It is a transpose, which blocks of a quantised format do not survive: it is kept in bfloat16 then.
     """
     head = latent.plain + latent.value
-    rows = torch.arange(heads * head).view(heads, head)
+    rows = torch.arange(heads * head, device=weight.plane.device).view(heads, head)
     keys = weight.select_rows(rows[:, : latent.plain].reshape(-1))
     dense = keys.dequantize().to(torch.bfloat16) if keys.is_blocked else keys.plane
     turned = dense.view(heads, latent.plain, latent.latent).transpose(1, 2).reshape(-1, latent.plain).contiguous()

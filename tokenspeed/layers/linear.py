@@ -92,5 +92,8 @@ def _joined_biases(weights: Sequence[QuantizedTensor], biases: Sequence[torch.Te
     if all(bias is None for bias in biases):
         return None
     return torch.cat(
-        [torch.zeros(weight.shape[0]) if bias is None else bias for weight, bias in zip(weights, biases, strict=True)]
+        [
+            torch.zeros(weight.shape[0], device=weight.plane.device) if bias is None else bias
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
     )

@@ -85,7 +85,7 @@ class ModelParts:
             )
             if back:
                 table[:, table.shape[1] // 2 :].neg_()
-            self._tables[key] = table
+            self._tables[key] = table.to(self.weights.device)
         return self._tables[key]
 
     def growth(self, latent: LatentConfig) -> torch.Tensor:
@@ -93,7 +93,7 @@ class ModelParts:
         key = ("growth", latent.growth_length, False)
         if key not in self._tables:
             turns = torch.floor(torch.arange(self.max_positions, dtype=torch.float32) / latent.growth_length)
-            self._tables[key] = 1 + latent.growth * torch.log(1 + turns)
+            self._tables[key] = (1 + latent.growth * torch.log(1 + turns)).to(self.weights.device)
         return self._tables[key]
 
     def keep(self, weight: QuantizedTensor) -> QuantizedTensor:

@@ -41,7 +41,7 @@ class Vocabulary:
         if self._communication.world == 1:
             return embed
         first, last = self._ranges[self._communication.rank]
-        own_ids = torch.zeros(self._max_tokens, dtype=torch.int32)
+        own_ids = torch.zeros(self._max_tokens, dtype=torch.int32, device=weight.plane.device)
         self.nbytes += own_ids.nbytes
         all_reduce = self._communication.all_reduce
 
@@ -63,8 +63,9 @@ class Vocabulary:
         if world == 1:
             return project
         sizes = [last - first for first, last in self._ranges]
-        gathered = torch.zeros(world, self._max_rows * max(sizes))
-        part = torch.zeros(self._max_rows * max(sizes))
+        device = weight.plane.device
+        gathered = torch.zeros(world, self._max_rows * max(sizes), device=device)
+        part = torch.zeros(self._max_rows * max(sizes), device=device)
         self.nbytes += gathered.nbytes + part.nbytes
         own, all_gather = sizes[self._communication.rank], self._communication.all_gather
 

@@ -172,6 +172,11 @@ class LoadedWeights:
     rotary_factors: torch.Tensor | None = None
 
     @property
+    def device(self) -> torch.device:
+        """Where they lie, and with them whatever a forward makes."""
+        return next(iter(self.vectors.values())).device
+
+    @property
     def nbytes(self) -> int:
         """Bytes mapped or held."""
         held = sum(weight.nbytes for weight in self.matrices.values())

@@ -32,11 +32,12 @@ class Workspace:
     """Buffers that the layers share: whoever takes the same name gets the same memory, so what one layer leaves in it
     is gone when the next one runs.
 
-    ``max_tokens`` bounds the tokens of a step, ``kept`` the sizes whose views are kept. The memory comes with the first
-    view; a name can grow until then.
+    ``max_tokens`` bounds the tokens of a step, ``kept`` the sizes whose views are kept. The memory, on ``device``,
+    comes with the first view; a name can grow until then.
     """
 
-    def __init__(self, *, max_tokens: int, kept: int) -> None:
+    def __init__(self, *, device: torch.device, max_tokens: int, kept: int) -> None:
+        self._device = device
         self._max_tokens = max_tokens
         self._kept = kept
         self._widths: dict[str, int] = {}
@@ -72,5 +73,5 @@ class Workspace:
 
     def _flat(self, name: str) -> torch.Tensor:
         if name not in self._memory:
-            self._memory[name] = torch.zeros(self._max_tokens * self._widths[name])
+            self._memory[name] = torch.zeros(self._max_tokens * self._widths[name], device=self._device)
         return self._memory[name]

@@ -35,11 +35,8 @@ from tokenspeed.recipes.memory import (
 from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.parameters import count_parameters
 from tokenspeed.recipes.resolve import Resolution, model_source
-from tokenspeed.recipes.resolved import GIB
+from tokenspeed.recipes.resolved import DEVICE_FRACTION, GIB
 from tokenspeed.recipes.selection import DoesNotFit
-
-DEVICE_FRACTION = 0.9
-"""The part of a device's memory that the engine takes where the recipe does not say."""
 
 PLANNED = "the plan"
 """The source of a value that nobody set and the plan worked out."""

@@ -8,6 +8,7 @@ from tokenspeed.recipes.document import Document, RecipeError, Value, merge, wit
 from tokenspeed.recipes.features import family_of, missing_features
 from tokenspeed.recipes.machine import Machine
 from tokenspeed.recipes.resolved import (
+    DEVICE_FRACTION,
     ApiSettings,
     EmbeddingSettings,
     FormatSettings,
@@ -18,10 +19,13 @@ from tokenspeed.recipes.resolved import (
     ResolvedConfig,
     SchedulerSettings,
 )
-from tokenspeed.recipes.schema import HuggingFaceWeights, PathWeights, RandomWeights, RunKeys, Weights
+from tokenspeed.recipes.schema import HuggingFaceWeights, PathWeights, RandomWeights, RunKeys, Vendor, Weights
 from tokenspeed.recipes.selection import SMOKE, Candidate, choose_profile, status_of
 from tokenspeed.recipes.validation import nearest, validate
 from tokenspeed.recipes.weights import Located, locate, random_source, source_of_path
+
+DEVICE_OF_VENDOR: dict[Vendor, str] = {"cpu": "cpu", "nvidia": "cuda", "amd": "cuda", "npu": "npu"}
+"""What PyTorch calls a vendor's devices."""
 
 _RUN_KEYS = tuple(RunKeys.model_fields)
 
@@ -66,6 +70,11 @@ class Resolution:
             return self.keys.served_name
         return f"{self.name}-smoke" if self.profile == SMOKE else self.name
 
+    @property
+    def vendor(self) -> Vendor:
+        """Whose devices it computes on."""
+        return self.loaded.recipe.profiles[self.profile].when.vendor if self.loaded else "cpu"
+
     def refuse_missing(self) -> None:
         """Raises UnsupportedError where the engine lacks something."""
         if self.missing:
@@ -93,13 +102,14 @@ class Resolution:
             recipe=self.loaded.recipe.name if self.loaded else "",
             profile=self.profile,
             recipe_hash=self.loaded.content_hash if self.loaded else "",
-            device="cpu",
+            device=DEVICE_OF_VENDOR[self.vendor],
             threads=keys.threads,
             parallel=ParallelSettings(tp=keys.parallel.tp, ep=keys.parallel.ep),
             kv=KVConfig(
                 dtype=kv_type,
                 granularity=keys.kv.granularity,
                 bytes=keys.kv.bytes,
+                fraction=keys.kv.fraction or DEVICE_FRACTION,
                 host_bytes=keys.kv.host_bytes,
                 storage_dir=str(Path(keys.kv.storage_dir).expanduser().absolute()) if keys.kv.storage_dir else "",
                 storage_bytes=keys.kv.storage_bytes,

@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict
 
 GIB = 1 << 30
 
+DEVICE_FRACTION = 0.9
+"""The part of a device's memory that a rank takes where the recipe does not say."""
+
 Activations = Literal["auto", "float32", "bfloat16", "int16", "int8"]
 """What products may round their inputs to; "auto" is bfloat16 for weights, and caches, in bfloat16, else float32."""
 
@@ -37,7 +40,8 @@ class ModelSource(_Frozen):
 class KVConfig(_Frozen):
     """The KV cache. ``dtype`` "auto" is float32 for float32 checkpoints, float16 for GGUF, else bfloat16.
 
-    ``bytes`` 0 sizes it: on the CPU min(max_seqs x max_len, a quarter of the memory that the cgroup leaves free).
+    ``bytes`` 0 sizes it: on the CPU min(max_seqs x max_len, a quarter of the memory that the cgroup leaves free), on a
+    device what is left of ``fraction`` of its memory beside weights and buffers.
 
     ``host_bytes`` is the host pool behind it (0: none), ``storage_dir`` an absolute path or "" for no storage tier
     behind that, ``storage_bytes`` its bound (0: a tenth of its file system).
@@ -46,6 +50,7 @@ class KVConfig(_Frozen):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     granularity: int = 64
     bytes: int = 0
+    fraction: float = DEVICE_FRACTION
     host_bytes: int = 0
     storage_dir: str = ""
     storage_bytes: int = 0
@@ -145,7 +150,7 @@ class ResolvedConfig(_Frozen):
         served_name: the id under /v1/models.
         recipe, profile: where it came from; "" for a bare path.
         recipe_hash: short hash of the recipe file's content, "" without one.
-        device: "cpu" ...
+        device: what PyTorch calls it: "cpu", "cuda" (NVIDIA and AMD) or "npu"; each rank has one.
         threads: compute threads of one rank; 0 divides the cores that this process may use among the ranks.
         kernels: op to the name of a kernel or solution that the operator insists on.
         enforce: "latency", "throughput", "determinism" or "portability".

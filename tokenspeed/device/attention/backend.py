@@ -92,6 +92,11 @@ class AttentionBackend(Protocol):
         ...
 
 
+def device_of(caches: Sequence[Mapping[str, torch.Tensor]]) -> torch.device:
+    """Where the caches of a group's layers lie, and with them all that its backend makes."""
+    return next(field.device for cache in caches for field in cache.values())
+
+
 class AttentionBackendConstructor(Protocol):
     """How the builder makes a backend for a cache group.
 

@@ -19,13 +19,13 @@ class PagedRows:
         extend_tokens: tokens of all extending rows.
     """
 
-    def __init__(self, group_id: str, *, max_rows: int, table_slots: int) -> None:
+    def __init__(self, group_id: str, *, device: torch.device, max_rows: int, table_slots: int) -> None:
         self._group_id = group_id
-        self.decode = Rows(max_rows, table_slots)
-        self.extend = Rows(max_rows, table_slots)
+        self.decode = Rows(device, max_rows, table_slots)
+        self.extend = Rows(device, max_rows, table_slots)
         self.extend_tokens = 0
-        self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32)
-        self._one_each = torch.arange(max_rows + 1, dtype=torch.int32)
+        self._query_start = torch.zeros(max_rows + 1, dtype=torch.int32, device=device)
+        self._one_each = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
 
     @property
     def query_start(self) -> torch.Tensor:
@@ -90,9 +90,9 @@ class Rows:
         pages, lengths: views of them.
     """
 
-    def __init__(self, max_rows: int, table_slots: int) -> None:
-        self._pages = torch.zeros(max_rows, table_slots, dtype=torch.int32)
-        self._seq_lens = torch.zeros(max_rows, dtype=torch.int32)
+    def __init__(self, device: torch.device, max_rows: int, table_slots: int) -> None:
+        self._pages = torch.zeros(max_rows, table_slots, dtype=torch.int32, device=device)
+        self._seq_lens = torch.zeros(max_rows, dtype=torch.int32, device=device)
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.count = 0
         self.pages, self.lengths = self._views(0)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.device.handle import Grammar, RowStart, TokenMatcher
+from tokenspeed.device.placement import Placement, Twin
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +32,13 @@ class _Row:
 
 
 class RowConstraints:
-    """Constraints by pool row. Memory (a bit a token of the vocabulary and slot) grows with the most rows at a time.
+    """Constraints by pool row. Memory (a bit a token of the vocabulary and slot) grows with the most rows at a time."""
 
-    Attributes:
-        masks: int32 [slots, ceil(V / 32)], bit t % 32 of word t // 32 set where token t may be drawn.
-    """
-
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, placement: Placement, vocab_size: int) -> None:
+        self._placement = placement
         self._vocab_size = vocab_size
-        self.masks = torch.zeros(0, -(-vocab_size // 32), dtype=torch.int32)
-        self._host: NDArray[np.int32] = self.masks.numpy()
+        self._words = -(-vocab_size // 32)
+        self._make(0)
         self._rows: dict[int, _Row] = {}
         self._free: list[int] = []
 
@@ -63,14 +61,19 @@ class RowConstraints:
             return []
         return [(place, row) for place, row in enumerate(rows) if row in self._rows]
 
-    def slots(self, count: int, places: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """int32 [count]: the row of ``masks`` for each place; -1 where there is nothing to mask."""
-        slots = torch.full((count,), -1, dtype=torch.int32)
+    def fill_slots(self, places: Sequence[tuple[int, int]], slots: NDArray[np.int32]) -> None:
+        """Writes ``slots`` int32 [S]: the row of the masks for each place; -1 where there is nothing to mask."""
+        slots[:] = -1
         for place, row in places:
             found = self._rows[row]
             if not found.ended and not found.refusal:
                 slots[place] = found.slot
-        return slots
+
+    def masks(self) -> torch.Tensor:
+        """int32 [slots, ceil(V / 32)] on the device, bit t % 32 of word t // 32 set where token t may be drawn: as they
+        are now, brought there with one copy."""
+        self._twin.upload(self._host.nbytes)
+        return self._masks
 
     def take(self, row: int, token: int) -> tuple[bool, str]:
         """Pool row ``row`` drew ``token``. Returns whether its text is whole now, and why it drew nothing of use."""
@@ -106,6 +109,7 @@ class RowConstraints:
 
     def _fill(self, row: _Row, matcher: TokenMatcher) -> None:
         """Fills the mask of what may come next; stop tokens may where the text may end, and nowhere else."""
+        self._twin.begin()
         mask = self._host[row.slot]
         matcher.fill(mask)
         may_end, error = matcher.may_end, matcher.error
@@ -121,9 +125,16 @@ class RowConstraints:
 
     def _take(self) -> int:
         if not self._free:
-            slots, words = self.masks.shape
+            before = self._host
+            slots = before.shape[0]
             more = max(4, slots)
-            self.masks = torch.cat([self.masks, torch.zeros(more, words, dtype=torch.int32)])
-            self._host = self.masks.numpy()
+            self._make(slots + more)
+            self._host[:slots] = before
             self._free = list(range(slots + more - 1, slots - 1, -1))
         return self._free.pop()
+
+    def _make(self, slots: int) -> None:
+        """Memory for the masks of so many rows, zeros."""
+        self._twin = Twin(self._placement, 4 * slots * self._words)
+        self._host: NDArray[np.int32] = self._twin.host.view(np.int32).reshape(slots, self._words)
+        self._masks = self._twin.device.view(torch.int32).view(slots, self._words)

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tokenspeed.device.placement import Placement
+
 
 class PenaltyState:
     """Counts and prompt masks in compact slots: slot 0 stays empty and serves the rows that have no penalty.
@@ -15,9 +17,10 @@ class PenaltyState:
         prompt_mask: bool [slots, V], whether the prompt holds it.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        self.counts = torch.zeros(1, vocab_size, dtype=torch.int32)
-        self.prompt_mask = torch.zeros(1, vocab_size, dtype=torch.bool)
+    def __init__(self, placement: Placement, vocab_size: int) -> None:
+        self._placement = placement
+        self.counts = placement.zeros(1, vocab_size, dtype=torch.int32)
+        self.prompt_mask = placement.zeros(1, vocab_size, dtype=torch.bool)
         self._slot_of: dict[int, int] = {}
         self._free: list[int] = []
 
@@ -26,11 +29,12 @@ class PenaltyState:
         slot = self._slot_of.get(row)
         if slot is None:
             slot = self._slot_of[row] = self._take()
+        upload = self._placement.upload
         self.counts[slot] = 0
         self.prompt_mask[slot] = False
-        self.prompt_mask[slot].index_fill_(0, torch.from_numpy(prompt.astype(np.int64)), True)
+        self.prompt_mask[slot].index_fill_(0, upload(prompt.astype(np.int64)), True)
         ids, times = np.unique(output, return_counts=True)
-        self.counts[slot, torch.from_numpy(ids.astype(np.int64))] = torch.from_numpy(times.astype(np.int32))
+        self.counts[slot].index_copy_(0, upload(ids.astype(np.int64)), upload(times.astype(np.int32)))
 
     def release(self, row: int) -> None:
         """Pool row ``row`` needs no counts (any more)."""
@@ -42,17 +46,19 @@ class PenaltyState:
         """The slot of pool row ``row``, 0 where it has none."""
         return self._slot_of.get(row, 0)
 
-    def add(self, row: int, token: int) -> None:
-        """Pool row ``row`` generated ``token``."""
-        slot = self._slot_of.get(row)
-        if slot is not None:
-            self.counts[slot, token] += 1
+    def add(self, slots: torch.Tensor, tokens: torch.Tensor, nan: torch.Tensor) -> None:
+        """The rows with these ``slots`` int32 [S] generated ``tokens`` int32 [S], but for those that are ``nan`` bool
+        [S]; slot 0 stays empty."""
+        counted = (slots > 0).logical_and_(~nan)
+        places = slots.long(), tokens.masked_fill(nan, 0).long()
+        self.counts.index_put_(places, counted.int(), accumulate=True)
 
     def _take(self) -> int:
         if not self._free:
             slots, vocab_size = self.counts.shape
             more = max(4, slots)
-            self.counts = torch.cat([self.counts, torch.zeros(more, vocab_size, dtype=torch.int32)])
-            self.prompt_mask = torch.cat([self.prompt_mask, torch.zeros(more, vocab_size, dtype=torch.bool)])
+            zeros = self._placement.zeros
+            self.counts = torch.cat([self.counts, zeros(more, vocab_size, dtype=torch.int32)])
+            self.prompt_mask = torch.cat([self.prompt_mask, zeros(more, vocab_size, dtype=torch.bool)])
             self._free = list(range(slots + more - 1, slots - 1, -1))
         return self._free.pop()

@@ -96,6 +96,9 @@ class GgufSource:
         for tensor in composite.parts if composite else (self._tensors[name],):
             self._files[tensor.path].forget(tensor.offset, tensor.nbytes)
 
+    def reuse(self) -> None:
+        """Nothing: what is converted has memory of its own."""
+
     def rotary_factors(self) -> torch.Tensor | None:
         return None if self._factors is None else self._floats(self._factors)
 

@@ -2,7 +2,9 @@
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -18,6 +20,32 @@ from tokenspeed.recipes.resolved import ModelSource
 from tokenspeed_kernel.quantized import QuantizedTensor
 
 
+class WeightMemory(Protocol):
+    """Where loaded weights stay."""
+
+    def keep(self, weights: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
+        """The same weights where they stay: as they are, or copies, one behind the other in one piece of memory. All
+        that is read of the given ones is read when this returns."""
+        ...
+
+    def keep_vector(self, vector: torch.Tensor) -> torch.Tensor:
+        """The same of a small weight."""
+        ...
+
+
+class WhereRead:
+    """Weights stay where their source has them: of most that is the file's own memory."""
+
+    def keep(self, weights: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
+        return list(weights)
+
+    def keep_vector(self, vector: torch.Tensor) -> torch.Tensor:
+        return vector
+
+
+WHERE_READ = WhereRead()
+
+
 def open_source(source: ModelSource, config: ModelConfig) -> WeightSource:
     """Opens the checkpoint; raises CheckpointError where it is missing or damaged. Reads headers only."""
     if source.kind == "gguf":
@@ -31,11 +59,13 @@ def load_weights(
     source: WeightSource,
     specs: Sequence[WeightSpec],
     *,
+    memory: WeightMemory = WHERE_READ,
     q_and_k_permuted: bool,
     ignored: Sequence[str],
     report: Callable[[int, int, str], None],
 ) -> LoadedWeights:
-    """Loads every weight of ``specs`` and refuses a checkpoint that has others, or other shapes.
+    """Loads every weight of ``specs`` to ``memory``, a layer at a time, and refuses a checkpoint that has others, or
+    other shapes.
 
     ``q_and_k_permuted`` undoes the row order of GGUF llama files; ``ignored`` are regular expressions for the names of
     tensors that may be there all the same. ``report(done, total, name)`` is told about each. Raises CheckpointError.
@@ -46,15 +76,45 @@ def load_weights(
             _check_shapes(source, spec)
     matrices: dict[str, QuantizedTensor] = {}
     vectors: dict[str, torch.Tensor] = {}
-    for done, spec in enumerate(specs):
-        report(done, len(specs), spec.name)
-        order = unpermuted_rows(spec.shape[0], spec.rotary_heads) if q_and_k_permuted and spec.rotary_heads else None
-        if spec.is_matrix:
-            matrices[spec.name] = _stack(source, spec) if spec.parts else _matrix(source, spec, order)
-        else:
-            vectors[spec.name] = _vector(source, spec, order)
+    for _, layer in groupby(enumerate(specs), key=lambda numbered: _layer_of(numbered[1].name)):
+        read: list[tuple[WeightSpec, QuantizedTensor]] = []
+        for done, spec in layer:
+            report(done, len(specs), spec.name)
+            order = (
+                unpermuted_rows(spec.shape[0], spec.rotary_heads) if q_and_k_permuted and spec.rotary_heads else None
+            )
+            if spec.is_matrix:
+                read.append((spec, _stack(source, spec) if spec.parts else _matrix(source, spec, order)))
+            else:
+                vectors[spec.name] = memory.keep_vector(_vector(source, spec, order))
+        _keep(source, memory, read, matrices)
     report(len(specs), len(specs), source.where)
     return LoadedWeights(matrices=matrices, vectors=vectors, rotary_factors=source.rotary_factors())
+
+
+def _layer_of(name: str) -> str:
+    """The layer that a weight belongs to; of one outside of all layers its name."""
+    found = re.match(r"model\.layers\.\d+\.", name)
+    return found[0] if found else name
+
+
+def _keep(
+    source: WeightSource,
+    memory: WeightMemory,
+    read: Sequence[tuple[WeightSpec, QuantizedTensor]],
+    matrices: dict[str, QuantizedTensor],
+) -> None:
+    """Puts what was read where it stays; of what was copied there nothing else is kept."""
+    kept = memory.keep([weight for _, weight in read])
+    copied = False
+    for (spec, weight), held in zip(read, kept, strict=True):
+        matrices[spec.name] = held
+        if held is not weight:
+            copied = True
+            for tensor in spec.tensors:
+                source.forget(tensor.name)
+    if copied:
+        source.reuse()
 
 
 def _check_shapes(source: WeightSource, spec: WeightSpec) -> None:

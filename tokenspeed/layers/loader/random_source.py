@@ -53,6 +53,9 @@ class RandomSource:
     def forget(self, name: str) -> None:
         del name  # nothing of it is kept
 
+    def reuse(self) -> None:
+        """Nothing: nothing is converted."""
+
     def rotary_factors(self) -> torch.Tensor | None:
         return None
 

@@ -123,6 +123,9 @@ class SafetensorsSource:
         for part in self._weights[name].parts:
             self._files[part.path].forget(part.tensor.offset, part.tensor.nbytes)
 
+    def reuse(self) -> None:
+        self._converted.reuse()
+
     def rotary_factors(self) -> torch.Tensor | None:
         return None
 
@@ -147,3 +150,8 @@ class _ConvertedMemory:
         """The next uint8 [rows, row_bytes], zeros."""
         start, self._used = self._used, self._used + rows * row_bytes
         return self._bytes[start : self._used].view(rows, row_bytes)
+
+    def reuse(self) -> None:
+        """Takes everything back that was given out."""
+        self._bytes[: self._used].zero_()
+        self._used = 0

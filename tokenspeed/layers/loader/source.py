@@ -51,6 +51,10 @@ class WeightSource(Protocol):
         """The tensor ``name`` was copied: what of the file is in memory for it may go."""
         ...
 
+    def reuse(self) -> None:
+        """All that ``converted`` gave so far was copied: its memory may be written again."""
+        ...
+
     def rotary_factors(self) -> torch.Tensor | None:
         """float32 [head_dim / 2] divisors of the rotary frequencies, where the checkpoint has them."""
         ...

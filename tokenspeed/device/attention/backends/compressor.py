@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from tokenspeed.device.attention.backend import device_of
 from tokenspeed.device.attention.paged_rows import PagedRows
 from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.batch import Compressor
@@ -20,11 +21,11 @@ class Backend(PagedRows):
         *,
         group: CacheGroupSpec,
         spec: AttentionSpec,  # noqa: ARG002 - the contract has it
-        caches: Sequence[Mapping[str, torch.Tensor]],  # noqa: ARG002 - the contract has it
+        caches: Sequence[Mapping[str, torch.Tensor]],
         max_rows: int,
         table_slots: int,
     ) -> None:
-        super().__init__(group.group_id, max_rows=max_rows, table_slots=table_slots)
+        super().__init__(group.group_id, device=device_of(caches), max_rows=max_rows, table_slots=table_slots)
 
     def compress(
         self,

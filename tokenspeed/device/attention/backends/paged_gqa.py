@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from tokenspeed.device.attention.backend import device_of
 from tokenspeed.device.attention.paged_rows import PagedRows
 from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.cache_spec import CacheGroupSpec
@@ -27,7 +28,7 @@ class Backend(PagedRows):
         max_rows: int,
         table_slots: int,
     ) -> None:
-        super().__init__(group.group_id, max_rows=max_rows, table_slots=table_slots)
+        super().__init__(group.group_id, device=device_of(caches), max_rows=max_rows, table_slots=table_slots)
         self._caches = tuple((cache["k"], cache["v"]) for cache in caches)
         keys = self._caches[0][0]
         self._scale = spec.scale

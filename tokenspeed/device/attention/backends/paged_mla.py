@@ -7,7 +7,7 @@ from itertools import groupby
 
 import torch
 
-from tokenspeed.device.attention.backend import ForwardMode, QueryShardPlan
+from tokenspeed.device.attention.backend import ForwardMode, QueryShardPlan, device_of
 from tokenspeed.device.attention.paged_rows import PagedRows
 from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.cache_spec import CacheGroupSpec
@@ -42,7 +42,7 @@ class Backend(PagedRows):
         max_rows: int,
         table_slots: int,
     ) -> None:
-        super().__init__(group.group_id, max_rows=max_rows, table_slots=table_slots)
+        super().__init__(group.group_id, device=device_of(caches), max_rows=max_rows, table_slots=table_slots)
         self._caches = tuple(cache["latent"] for cache in caches)
         self._spec = spec
         self._scale = spec.scale

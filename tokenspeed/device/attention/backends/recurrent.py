@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tokenspeed.device.attention.backend import ForwardMode, QueryShardPlan
+from tokenspeed.device.attention.backend import ForwardMode, QueryShardPlan, device_of
 from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.batch import StateRows
 from tokenspeed.layers.cache_spec import CacheGroupSpec
@@ -26,13 +26,16 @@ class Backend:
         *,
         group: CacheGroupSpec,
         spec: AttentionSpec,  # noqa: ARG002 - the contract has it
-        caches: Sequence[Mapping[str, torch.Tensor]],  # noqa: ARG002 - the contract has it
+        caches: Sequence[Mapping[str, torch.Tensor]],
         max_rows: int,
         table_slots: int,  # noqa: ARG002 - the contract has it
     ) -> None:
         self._group_id = group.group_id
-        self._starts = torch.zeros(max_rows + 1, dtype=torch.int32)
-        self._sources, self._targets = (torch.zeros(max_rows, dtype=torch.int32) for _ in range(2))
+        starts, sources, targets = (
+            torch.zeros(count, dtype=torch.int32, device=device_of(caches))
+            for count in (max_rows + 1, max_rows, max_rows)
+        )
+        self._starts, self._sources, self._targets = starts, sources, targets
         self._made: dict[int, StateRows] = {}
         self._extends = 0
         self._tokens = 0
