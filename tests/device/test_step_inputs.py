@@ -34,8 +34,11 @@ def mixed() -> FakePlan:
     )
 
 
-def step_of(inputs: StepInputs, plan: FakePlan, padded: Callable[[int], int] = lambda rows: rows) -> Step:
-    step = inputs.build(plan, np.flatnonzero(plan.samples), padded)
+Size = Callable[[int, int], int]
+
+
+def step_of(inputs: StepInputs, plan: FakePlan, size: Size = lambda tokens, extends: tokens) -> Step:
+    step = inputs.build(plan, np.flatnonzero(plan.samples), size)
     inputs.upload(step)
     return step
 
@@ -106,14 +109,16 @@ def test_the_last_token_of_a_row_that_begins_again_is_told(inputs: StepInputs) -
 def test_padded_rows_of_a_decode_are_nobodys(inputs: StepInputs) -> None:
     step_of(inputs, mixed())
     drew(inputs, [1, 4], [7, 8])
-    step = step_of(inputs, decode([1, 4], [8, 2]), lambda rows: 4)
+    step = step_of(inputs, decode([1, 4], [8, 2]), lambda tokens, extends: 4)
     assert step.input_ids.tolist() == [7, 8, 0, 0]
     assert step.positions.tolist() == [8, 2, 0, 0]
     assert step.slots[0].tolist() == [12 * 4, 20 * 4 + 2, 0, 0]
     assert step.seq_lens.tolist() == [9, 3] and step.rows_tensor.tolist() == [1, 4]
-    again = step_of(inputs, decode([3], [2]), lambda rows: 4)
+    again = step_of(inputs, decode([3], [2]), lambda tokens, extends: 4)
     assert again.input_ids.data_ptr() == step.input_ids.data_ptr() and again.input_ids.tolist() == [0, 0, 0, 0]
 
 
-def test_prefills_are_not_padded(inputs: StepInputs) -> None:
-    assert step_of(inputs, mixed(), lambda rows: 16).positions.shape == (7,)
+def test_a_prefill_is_padded_where_it_is_made_for_more(inputs: StepInputs) -> None:
+    step = step_of(inputs, mixed(), lambda tokens, extends: 16 if (tokens, extends) == (7, 1) else 0)
+    assert step.positions.shape == (16,) and step.last_token[-1] == 6
+    assert step.positions[7:].tolist() == step.slots[0][7:].tolist() == [0] * 9

@@ -190,7 +190,7 @@ def test_decode_steps_are_recorded_and_made_again(pair: Pair, monkeypatch: pytes
 
     requests = [submit(i, prompt_of(30 * i, i), 30) for i in range(1, 4)]
     expected = alone(folder, requests)
-    monkeypatch.setattr("tokenspeed.device.builder.recorder_of", counting)
+    monkeypatch.setattr("tokenspeed.device.graphs.choice.recorder_of", counting)
     run: Run = run_requests(config_of(folder, 60), requests)
     assert run.tokens == expected
     assert replays > 25

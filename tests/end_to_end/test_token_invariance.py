@@ -116,7 +116,7 @@ def test_decode_steps_really_are_recorded_and_replayed(
 
         return record
 
-    monkeypatch.setattr("tokenspeed.device.builder.recorder_of", counting)
+    monkeypatch.setattr("tokenspeed.device.graphs.choice.recorder_of", counting)
     run = run_requests(random_llama(chunk=64, overlap=0, blocks=60, prefix_cache=True), REQUESTS)
     assert run.tokens == alone
     assert 1 < counts["recorded"] <= len(REQUESTS) + 2  # a size each, those of the warm-up among them

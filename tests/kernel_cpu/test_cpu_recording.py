@@ -80,6 +80,26 @@ def test_work_that_a_replay_would_leave_out_is_refused_and_recording_ends(record
     assert not block.out.isnan().any()
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_conversion_is_work_and_a_view_is_none(record: Callable[..., Any], inference: bool) -> None:
+    """Of ``to`` the schema says that the result may be a view."""
+    with torch.inference_mode(inference):
+        block, ids = Block(2), torch.ones(3, dtype=torch.int32)
+
+        def body() -> None:
+            block.run()
+            ids.long()
+
+        with pytest.raises(RecordingError, match=r"to.* ran beside the kernels"):
+            record(body)
+
+        def views() -> None:
+            block.run()
+            ids.int().view(1, 3).unbind(0)
+
+        record(views)
+
+
 def test_an_error_of_the_body_comes_through(record: Callable[..., Any]) -> None:
     def body() -> None:
         raise KeyError("weights")

@@ -13,7 +13,7 @@ from tiny_models import REFERENCE, build, prompt_of, resolved, save
 from tokenspeed.device import builder
 from tokenspeed.device.builder import POISON_VARIABLE
 from tokenspeed.device.cache_arena import ArenaLayout
-from tokenspeed.device.recorded import RecordedForwards
+from tokenspeed.device.graphs.decode import CapturedDecode
 from tokenspeed.models import architecture
 from tokenspeed.recipes.capacity import cache_shape
 from tokenspeed.recipes.checkpoint_error import CheckpointError
@@ -96,14 +96,14 @@ def test_company_chunks_and_prefix_hits_change_no_bit(pairs: Pairs, case: str) -
 
 def test_decode_steps_are_recorded(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a decode is kernels: tokens selected anew in each replay, lengths that grow past what is chosen."""
-    made: list[RecordedForwards] = []
+    made: list[CapturedDecode] = []
 
-    class Kept(RecordedForwards):
+    class Kept(CapturedDecode):
         def __init__(self, *arguments: object, **more: object) -> None:
             super().__init__(*arguments, **more)  # type: ignore[arg-type]
             made.append(self)
 
-    monkeypatch.setattr(builder, "RecordedForwards", Kept)
+    monkeypatch.setattr(builder, "CapturedDecode", Kept)
     model, folder = pairs["deepseek_v32-dense"]
     device = build(resolved(folder))
     try:

@@ -223,6 +223,7 @@ def test_each_flag_reaches_its_key(flag: Flag, recipes: Path, make_machine: Make
         "enforce": "determinism",
         "activations": "bfloat16",
         "scheduler.implementation": "reference",
+        "scheduler.graphs": "dispatch",
         "log.level": "warning",
         "log.format": "json",
         "formats.tools": "glm47",

@@ -14,12 +14,17 @@ from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
 from tokenspeed.device.cache_operations import CacheOperations
 from tokenspeed.device.forward_thread import DeviceStateLost, ForwardThread
+from tokenspeed.device.graphs.check import KeepsStates, ReplayCheck, StateBlocks, checks_replays
+from tokenspeed.device.graphs.choice import CaptureSizes, choose_graphs, dispatch_graphs
+from tokenspeed.device.graphs.decode import CapturedDecode
+from tokenspeed.device.graphs.dispatch import DispatchGraphs
+from tokenspeed.device.graphs.pieces import CapturedPrefill
+from tokenspeed.device.graphs.start import capture_all
 from tokenspeed.device.handle import DeviceHandle, RowStart, StepResult
 from tokenspeed.device.host_arena import HostArena
 from tokenspeed.device.local_handle import ExecutePlan, LocalDeviceHandle
 from tokenspeed.device.placement import Placement
 from tokenspeed.device.process_group import agree_on_kernels
-from tokenspeed.device.recorded import RecordedForwards
 from tokenspeed.device.runner import Runner, RunnerParts
 from tokenspeed.device.sampling.backends import make_backend
 from tokenspeed.device.sampling.ranks import make_sampler
@@ -47,7 +52,6 @@ from tokenspeed.recipes.topology import default_threads
 from tokenspeed_kernel.binding import binding_objective, recording_selections
 from tokenspeed_kernel.platform import select_device
 from tokenspeed_kernel.plugins import load_plugins
-from tokenspeed_kernel.recording import recorder_of
 from tokenspeed_kernel.start_report import doubts, log_start_report
 
 if TYPE_CHECKING:
@@ -61,9 +65,6 @@ PROMPT_LOGPROB_SLICE = 16
 
 WARM_UP_TOKENS = 64
 """Of the warm-up's prefill: enough that every kernel for many tokens runs, and a tenth of a second of a start."""
-
-EXCHANGED = "ranks sum what they have between the kernels"
-"""Why the decode steps of several ranks are not recorded."""
 
 Report = Callable[[Phase, int, int, str], None]
 
@@ -109,11 +110,13 @@ def build_device_side(
         weight_bytes=weights.nbytes,
         communication=communication,
     )
-    kernels = KernelBinder(config.kernels, activations=config.activations)
+    dispatch = dispatch_graphs(config.scheduler, config.device)
+    around = None if dispatch is None else dispatch.around
+    kernels = KernelBinder(config.kernels, activations=config.activations, around=around)
     report("compile", 0, 1, "binding kernels")
     with binding_objective(config.enforce), recording_selections() as selections:
         parts, workspace_bytes = _assemble(
-            config, placement, model_config, family, weights, layout, size, kernels, communication
+            config, placement, model_config, family, weights, layout, size, kernels, communication, dispatch
         )
     log_start_report(selections)
     report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
@@ -138,6 +141,13 @@ def build_device_side(
                 where=config.model.path or "random weights",
                 report=lambda done, total, detail: report("warm up", done, total, detail),
             )
+        capture_all(
+            parts.decode,
+            parts.prefill,
+            lambda plan: thread.run(lambda: runner.execute(cast("Plan", plan), (), 0.0)),
+            num_groups=len(layout.groups),
+            report=lambda done, total, detail: report("capture", done, total, detail),
+        )
     except BaseException:
         thread.shutdown()
         if storage is not None:
@@ -234,6 +244,7 @@ def _assemble(
     size: CacheSize,
     kernels: KernelBinder,
     communication: Communication,
+    dispatch: DispatchGraphs | None,
 ) -> tuple[RunnerParts, int]:
     """Makes model, arena, tables, attention and sampler, each bound to the others; and the workspace's bytes."""
     settings = config.scheduler
@@ -266,15 +277,16 @@ def _assemble(
     ]
     granularities = [facts.block_granularity for facts in layout.facts]  # 0 of a state: it has no slots for tokens
     attention = _attention(layout.groups, model, arena, kernels, settings.max_seqs, size.table_slots)
+    graphs = choose_graphs(
+        settings, config.device, world=communication.world, dispatch=dispatch, kernels=kernels.of_the_forward
+    )
+    captured = CaptureSizes.of(settings, graphs, longest=size.max_model_len)
+    check = _replay_check(arena, attention, exact=config.device == "cpu") if checks_replays() else None
     parts = RunnerParts(
         placement=placement,
         model=model,
-        decode=RecordedForwards(
-            model.forward,
-            recorder_of(kernels.of_the_forward) if communication.world == 1 else EXCHANGED,
-            max_rows=min(settings.max_recorded_seqs, settings.max_seqs),
-        ),
-        padded=lambda rows: rows,
+        decode=CapturedDecode(model.forward, graphs, sizes=captured.decodes, check=check),
+        prefill=CapturedPrefill(model.forward, graphs, sizes=captured.prefills, check=check),
         arena=arena,
         tables=tables,
         inputs=StepInputs(
@@ -297,6 +309,19 @@ def _assemble(
         max_logit_rows=logit_rows,
     )
     return parts, model.workspace_bytes
+
+
+def _replay_check(arena: CacheArena, attention: Sequence[AttentionBackend], *, exact: bool) -> ReplayCheck:
+    """Knows the states of every group that has some."""
+    kinds = [facts.kind for facts in arena.layout.facts]
+    return ReplayCheck(
+        [
+            StateBlocks(arena.blocks(group), cast(KeepsStates, attention[group]))
+            for group, kind in enumerate(kinds)
+            if kind == "state"
+        ],
+        exact=exact,
+    )
 
 
 def _layer_caches(groups: Sequence[CacheGroupSpec], arena: CacheArena) -> list[tuple[LayerCache, ...]]:

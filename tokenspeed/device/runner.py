@@ -1,7 +1,7 @@
 """Executes plans, one after another, on the forward thread. Only this object touches arena, tables and model."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -13,10 +13,11 @@ from tokenspeed.device.attention.backend import AttentionBackend, ForwardMode
 from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import CacheArena
 from tokenspeed.device.cache_operations import CacheOperations
+from tokenspeed.device.graphs.decode import CapturedDecode
+from tokenspeed.device.graphs.pieces import CapturedPrefill
 from tokenspeed.device.handle import RowStart, StepResult, StepTimings
 from tokenspeed.device.placement import Landing, Placement
 from tokenspeed.device.pooling import Pooled, Pooler, pooled
-from tokenspeed.device.recorded import Forward
 from tokenspeed.device.sampling.sampler import Draw, Logprobs, Sampled, Sampler
 from tokenspeed.device.step_inputs import Step, StepInputs
 from tokenspeed.layers.batch import Attention, ForwardBatch
@@ -32,14 +33,14 @@ if TYPE_CHECKING:
 class RunnerParts:
     """What the builder made for the runner.
 
-    ``decode`` is the model's forward for steps in which every row decodes, ``padded`` how many rows it computes for so
-    many. ``max_logit_rows`` bounds one call of ``model.logits``.
+    ``decode`` is the model's forward for steps in which every row decodes, ``prefill`` for all others.
+    ``max_logit_rows`` bounds one call of ``model.logits``.
     """
 
     placement: Placement
     model: Model
-    decode: Forward
-    padded: Callable[[int], int]
+    decode: CapturedDecode
+    prefill: CapturedPrefill
     arena: CacheArena
     tables: list[BlockTables]
     inputs: StepInputs
@@ -98,15 +99,7 @@ class Runner:
         parts.inputs.upload(step)
         self._refresh_attention(step)
         prepared = time.perf_counter()
-        forward = parts.model.forward if step.num_extends else parts.decode
-        hidden = forward(
-            ForwardBatch(
-                input_ids=step.input_ids,
-                positions=step.positions,
-                slots=step.slots,
-                attention=cast("tuple[Attention, ...]", parts.attention),
-            )
-        )
+        hidden = self._forward(step)
         forwarded = time.perf_counter()
         # From here to the wait nothing is read on the host: the device goes through all of it without a pause.
         vectors = self._pooler.pool(hidden, step, ends, landing)
@@ -132,7 +125,7 @@ class Runner:
         ends = self._pooler.ends(plan, sampling)
         if ends:
             sampling = np.setdiff1d(sampling, ends)
-        step = parts.inputs.build(plan, sampling, parts.padded)
+        step = parts.inputs.build(plan, sampling, self._size)
         if sampling.size == 0:
             return step, ends, None
         into, rows = step.drawing, step.rows[sampling]
@@ -141,8 +134,27 @@ class Runner:
         into.positions.host[:] = step.prefix_len[sampling] + step.input_len[sampling]
         return step, ends, parts.sampler.prepare(rows, into)
 
+    def _size(self, tokens: int, num_extends: int) -> int:
+        """The tokens that a step of ``tokens`` is made for: those behind its own are padding."""
+        parts = self._parts
+        return parts.prefill.tokens_for(tokens) if num_extends else parts.decode.rows_for(tokens)
+
+    def _forward(self, step: Step) -> torch.Tensor:
+        """The hidden states of the step's tokens, and of what pads it."""
+        parts = self._parts
+        batch = ForwardBatch(
+            input_ids=step.input_ids,
+            positions=step.positions,
+            slots=step.slots,
+            attention=cast("tuple[Attention, ...]", parts.attention),
+        )
+        if step.num_extends == 0:
+            return parts.decode(batch, step.prefix_len)
+        return parts.prefill(_first(batch, int(step.last_token[-1]) + 1), batch)
+
     def _refresh_attention(self, step: Step) -> None:
-        """Prepares the attention of each group for the extending rows [0, n) and the decoding rows [n, B)."""
+        """Prepares the attention of each group for the extending rows [0, n) and the decoding rows [n, B). Where all
+        decode, padding behind them is rows too."""
         n, count = step.num_extends, step.rows.shape[0]
         mode = ForwardMode.DECODE if n == 0 else ForwardMode.EXTEND if n == count else ForwardMode.MIXED
         lengths, prefixes = step.input_len_tensor[:n], step.prefix_len_tensor[:n]
@@ -169,7 +181,7 @@ class Runner:
                 step.seq_lens[n:],
                 forward_mode=mode,
                 block_tables=self._table_tensors,
-                for_graph_replay=False,
+                for_graph_replay=n == 0 and step.input_ids.shape[0] > count,
             )
 
     def _draw(self, hidden: torch.Tensor, step: Step, draw: Draw) -> None:
@@ -217,6 +229,18 @@ class _PromptPart:
     def found(self) -> PromptLogprobs:
         """The same once they have landed."""
         return PromptLogprobs(self.start, [token for part in self.slices for token in _token_logprobs(*part)])
+
+
+def _first(batch: ForwardBatch, tokens: int) -> ForwardBatch:
+    """``batch`` without what pads it behind its first ``tokens`` tokens."""
+    if batch.input_ids.shape[0] == tokens:
+        return batch
+    return replace(
+        batch,
+        input_ids=batch.input_ids[:tokens],
+        positions=batch.positions[:tokens],
+        slots=tuple(slots[:tokens] for slots in batch.slots),
+    )
 
 
 def _token_logprobs(tokens: NDArray[np.int32], taken: Logprobs) -> list[TokenLogprobs]:

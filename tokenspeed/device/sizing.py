@@ -104,7 +104,7 @@ def _left_on(placement: Placement, config: ResolvedConfig, model: ModelConfig, c
         positions=(settings.max_len or model.context_length) + settings.overlap,
         ranks=communication.world,
     )
-    beside = device_terms(dimensions, parallel, chunk=settings.chunk, max_seqs=settings.max_seqs)
+    beside = device_terms(dimensions, parallel, settings)
     kept = sum(term.bytes for term in beside if term.name in ("graphs", "communication"))
     free, total = placement.memory()
     return max(0, free - int(total * (1 - config.kv.fraction)) - forward.bytes - kept)

@@ -24,8 +24,8 @@ class Step:
     """One plan's batch, B rows and T tokens, prefills first. What of it is an array or a tensor is a view that the next
     step overwrites; tensors are on the device, and hold the step's numbers once it was uploaded.
 
-    A decode may compute more rows than it has: P tokens, of which those from T on are padding: token 0 at position 0,
-    in the null block. Else P is T.
+    It may be made for more tokens than it has, P, of which those from T on are padding: token 0 at position 0, in the
+    null block. Else P is T.
 
     Attributes:
         rows: pool row of each row, [B].
@@ -163,21 +163,21 @@ class StepInputs:
         else:
             self._told[row] = token
 
-    def build(self, plan: "Plan", sampling: NDArray[np.intp], padded: Callable[[int], int]) -> Step:
+    def build(self, plan: "Plan", sampling: NDArray[np.intp], size: Callable[[int, int], int]) -> Step:
         """The step of ``plan``, on the host; ``upload`` brings it to the device. ``sampling``: the rows that draw a
-        token; ``padded``: the rows that a decode of so many computes. Raises ValueError for a plan that does not fit
-        this device."""
+        token; ``size``: how many tokens to make it for, where it has so many and so many of its rows extend. Raises
+        ValueError for a plan that does not fit this device."""
         rows = plan.row.astype(np.intp)
         count, tokens = rows.shape[0], plan.input_ids.shape[0]
         self._check(count, tokens, plan)
         num_extends = count - int(np.count_nonzero(plan.kind))
-        size = tokens if num_extends else padded(tokens)
+        made_for = size(tokens, num_extends)
         self._twin.begin()
-        arrays = self._arrays_of(size, count)
+        arrays = self._arrays_of(made_for, count)
         input_len, prefix_len = arrays.input_len.host, arrays.prefix_len.host
         input_len[:], prefix_len[:] = plan.input_len, plan.prefix_len
         positions = arrays.positions.host
-        if size != tokens:
+        if made_for != tokens:
             arrays.pad(tokens)
             positions = positions[:tokens]
         if tokens == count:

@@ -107,11 +107,14 @@ class GroupedQueryAttention:
             q, k, v, positions, self._cos_sin, self._q_norm, self._k_norm, self._eps,
             self._k_cache, self._v_cache, batch.slots[self._group],
         )  # fmt: skip
-        batch.attention[self._group].attend(self._place, q, self._heads(tokens))
+        batch.apart(self._attend, q, self._heads(tokens))
         heads = self._flat_heads(tokens)
         if self._gate is not None:
             self._gate(heads, gates.flatten(1), heads)
         self._output(heads, out)
+
+    def _attend(self, batch: ForwardBatch, q: torch.Tensor, heads: torch.Tensor) -> None:
+        batch.attention[self._group].attend(self._place, q, heads)
 
 
 def _norm_over_ranks(communication: Communication) -> Kernel:

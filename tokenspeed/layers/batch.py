@@ -116,6 +116,10 @@ class LayerCache:
     fields: Mapping[str, torch.Tensor]
 
 
+Body = Callable[..., None]
+"""``body(batch, *arguments)``; see ForwardBatch.apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """The T tokens of one step: those of prefilling rows first, row by row, then one for each decoding row.
@@ -131,3 +135,12 @@ class ForwardBatch:
     positions: torch.Tensor
     slots: Sequence[torch.Tensor]
     attention: Sequence[Attention]
+
+    def apart(self, body: Body, *arguments: torch.Tensor | Sequence[torch.Tensor]) -> None:
+        """Runs ``body(batch, *arguments)``, the part of a layer that asks ``attention``: it depends on how the tokens
+        belong to rows, so where a forward is captured in pieces this stays out of them (device/graphs/pieces.py).
+
+        All ``arguments`` have a row for each token; ``body`` writes the last of them and the caches, and leaves nothing
+        else that the layer reads. It takes ``attention`` and ``slots`` from the batch that it is given.
+        """
+        body(self, *arguments)

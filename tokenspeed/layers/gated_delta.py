@@ -117,10 +117,25 @@ class GatedDeltaNet:
 
     def forward(self, batch: ForwardBatch, x: torch.Tensor, out: torch.Tensor) -> None:
         """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H], and the rows' states."""
-        tokens, rows = x.shape[0], batch.attention[self._group].state_rows
+        tokens = x.shape[0]
         mixed, gate, decay, beta = self._project(x)
         convolved, heads = self._mixed(tokens), self._heads(tokens)
-        self._convolution.forward(rows, mixed, convolved.whole)
-        self._rule.forward(rows, convolved.whole_parts, decay, beta, heads)
+        batch.apart(self._scan, mixed, convolved.whole, convolved.whole_parts, decay, beta, heads)
         self._norm(heads, gate, self._norm_weight, self._eps, True, heads)
         self._output(self._flat_heads(tokens), out)
+
+    def _scan(
+        self,
+        batch: ForwardBatch,
+        mixed: torch.Tensor,
+        convolved: torch.Tensor,
+        qkv: Sequence[torch.Tensor],
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        heads: torch.Tensor,
+    ) -> None:
+        """Takes the tokens of each row one after another: the convolution, then the rule. ``convolved`` and ``qkv`` are
+        one memory in two shapes."""
+        rows = batch.attention[self._group].state_rows
+        self._convolution.forward(rows, mixed, convolved)
+        self._rule.forward(rows, qkv, decay, beta, heads)

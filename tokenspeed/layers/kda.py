@@ -88,15 +88,30 @@ class KimiDeltaAttention:
 
     def forward(self, batch: ForwardBatch, x: torch.Tensor, out: torch.Tensor) -> None:
         """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H], and the rows' states."""
-        tokens, rows = x.shape[0], batch.attention[self._group].state_rows
+        tokens = x.shape[0]
         mixed, rank, beta, heads = self._mixed(tokens), self._rank(tokens), self._beta(tokens), self._heads(tokens)
         projected = self._project(x, self._projected(tokens))
-        for convolution, part, convolved in zip(self._convolutions, projected, mixed.separate, strict=True):
-            convolution.forward(rows, part, convolved)
         for (down, up), wide in ((self._to_decay, self._flat_decay), (self._to_gate, self._flat_gate)):
             down(x, rank)
             up(rank, wide(tokens))
         self._to_beta(x, beta)
-        self._rule.forward(rows, mixed.separate_parts, self._decay(tokens), beta, heads)
+        batch.apart(self._scan, projected, mixed.separate, mixed.separate_parts, self._decay(tokens), beta, heads)
         self._norm(heads, self._gate(tokens), self._norm_weight, self._eps, False, heads)
         self._output(self._flat_heads(tokens), out)
+
+    def _scan(
+        self,
+        batch: ForwardBatch,
+        projected: Sequence[torch.Tensor],
+        convolved: Sequence[torch.Tensor],
+        qkv: Sequence[torch.Tensor],
+        decay: torch.Tensor,
+        beta: torch.Tensor,
+        heads: torch.Tensor,
+    ) -> None:
+        """Takes the tokens of each row one after another: the convolutions, then the rule. ``convolved`` and ``qkv``
+        are one memory in two shapes."""
+        rows = batch.attention[self._group].state_rows
+        for convolution, part, out in zip(self._convolutions, projected, convolved, strict=True):
+            convolution.forward(rows, part, out)
+        self._rule.forward(rows, qkv, decay, beta, heads)

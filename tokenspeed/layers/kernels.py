@@ -16,6 +16,8 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import KernelSpec
 
 Kernel = Callable[..., None]
+Around = Callable[[KernelSpec, Kernel], Kernel]
+"""What a kernel is called through, made of its spec and itself; see device/graphs/dispatch.py."""
 
 OPERATIONS = (
     "gemm.linear",
@@ -69,17 +71,21 @@ class KernelBinder:
 
     ``activations``: what products may round their inputs to; "auto" is bfloat16 for weights, and caches, in bfloat16
     (what such a model computes in where it was trained), else float32. TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
+    ``around``: put around each kernel, where someone has to know of its calls.
 
     Attributes:
         chosen: operation to the kernel bound to it; several, joined by " + ", where weights of several formats differ.
     """
 
-    def __init__(self, overrides: Mapping[str, str], *, activations: Activations = "auto") -> None:
+    def __init__(
+        self, overrides: Mapping[str, str], *, activations: Activations = "auto", around: Around | None = None
+    ) -> None:
         unknown = sorted(set(overrides) - set(OPERATIONS))
         if unknown:
             raise ValueError(f"kernels: {', '.join(unknown)} is no operation; operations are {', '.join(OPERATIONS)}")
         self._overrides = dict(overrides)
         self._activations = activations
+        self._around = around
         self.chosen: dict[str, str] = {}
         self._specs: list[KernelSpec] = []
 
@@ -95,7 +101,7 @@ class KernelBinder:
         if name not in names:
             self.chosen[operation] = " + ".join([*names, name])
         kernel: Kernel = bound.fn
-        return kernel
+        return kernel if self._around is None else self._around(bound.spec, kernel)
 
     def linear(self, weight: QuantizedTensor, bias: torch.Tensor | None, *, exact: bool = False) -> Kernel:
         """``fn(x float32 [T, K], out float32 [T, N])``; where ``exact``, x is never rounded."""

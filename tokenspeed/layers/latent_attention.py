@@ -169,7 +169,7 @@ class LatentAttention:
         )  # fmt: skip
         if self._growth is not None:
             self._scale_rows(self._flat_q(tokens), self._growth, batch.positions, self._flat_q(tokens))
-        self._attend(batch, x, q, self._heads(tokens))
+        batch.apart(self._attend, x, q, self._heads(tokens))
         self._output(self._flat_heads(tokens), out)
 
     def _attend(

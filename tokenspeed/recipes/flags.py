@@ -36,6 +36,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "--max-recorded-seqs", "scheduler.max_recorded_seqs", "integer", "largest decode step that is recorded; 0: none"
     ),
+    Flag("--graphs", "scheduler.graphs", "text", "what captures steps: auto, off, or dispatch (debugging, on the CPU)"),
+    Flag("--max-capture-batch", "scheduler.max_capture_batch", "integer", "largest decode step captured as a graph"),
     Flag("--scheduler", "scheduler.implementation", "text", "native, or reference: its plain twin, for comparisons"),
     Flag("--journal", "scheduler.journal", "text", "new file for every input of the scheduler, prompts included"),
     Flag("--kv-cache-dtype", "kv.dtype", "text", "auto, float32, bfloat16 or float16"),

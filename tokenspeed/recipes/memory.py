@@ -7,6 +7,7 @@ on the dimensions and on figures of the field, until an engine of ours can repor
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenspeed.recipes.capture_ladder import CaptureKeys, capture_ladder
 from tokenspeed.recipes.dimensions import Compression, Dimensions
 from tokenspeed.recipes.parameters import count_parameters
 from tokenspeed.recipes.schema import Parallel
@@ -195,18 +196,30 @@ def _feed_forward_values(model: Dimensions) -> int:
     return 3 * inner + experts.count + 2 * experts.active + shared
 
 
-def device_terms(model: Dimensions | None, parallel: Parallel, *, chunk: int, max_seqs: int) -> list[Term]:
+def device_terms(model: Dimensions | None, parallel: Parallel, keys: CaptureKeys) -> list[Term]:
     """What a rank on a device needs beside weights and KV cache, without the runtime's own share."""
     terms = []
     if model is not None:
+        chunk, max_seqs = keys.chunk, keys.max_seqs
         terms += [_activation_term(model, parallel, chunk, max_seqs), *_expert_terms(model, parallel, chunk)]
-        ladder = 4 + -(-max_seqs // 8)
-        graphs = ladder * model.layers * GRAPH_BYTES_PER_LAYER
-        terms.append(Term(name="graphs", bytes=graphs, certainty="estimated", detail=f"{ladder} captured sizes"))
+        terms += _graph_terms(model, parallel, keys)
     if parallel.tp * parallel.dp * parallel.pp > 1:
         heaps = COLLECTIVE_BYTES + (EXCHANGE_BYTES if parallel.ep > 1 else 0)
         terms.append(Term(name="communication", bytes=heaps, certainty="estimated"))
     return terms
+
+
+def _graph_terms(model: Dimensions, parallel: Parallel, keys: CaptureKeys) -> list[Term]:
+    """Captured decodes and prefills: one graph a size, or a piece a layer, which have as many kernels in all."""
+    if keys.graphs == "off":
+        return []
+    decodes = len(capture_ladder(keys, parallel.dp))
+    prefills = sum(1 for tokens in keys.capture_prefill_tokens if tokens <= keys.chunk)
+    if not decodes + prefills:
+        return []
+    detail = f"{decodes} captured sizes" + (f", and {prefills} of prefills" if prefills else "")
+    size = (decodes + prefills) * model.layers * GRAPH_BYTES_PER_LAYER
+    return [Term(name="graphs", bytes=size, certainty="estimated", detail=detail)]
 
 
 def _activation_term(model: Dimensions, parallel: Parallel, chunk: int, max_seqs: int) -> Term:

@@ -255,7 +255,7 @@ def _cpu_terms(resolution: Resolution, facts: ModelFacts, longest: int) -> list[
             )
         )
     else:
-        terms += device_terms(model, keys.parallel, chunk=keys.scheduler.chunk, max_seqs=keys.scheduler.max_seqs)
+        terms += device_terms(model, keys.parallel, keys.scheduler)
     if keys.kv.host_bytes:
         terms.append(Term(name="host pool", bytes=keys.kv.host_bytes, certainty="counted", detail="kv.host_bytes"))
     terms.append(Term(name="libraries", bytes=LIBRARIES_BYTES, certainty="estimated", detail="at the first steps"))
@@ -269,7 +269,7 @@ def _device_terms(resolution: Resolution, facts: ModelFacts, machine: Machine) -
     if keys.speculative is not None and keys.speculative.draft_bytes:
         draft = keys.speculative.draft_bytes // keys.parallel.tp
         terms.append(Term(name="draft weights", bytes=draft, certainty="estimated", detail=keys.speculative.draft))
-    terms += device_terms(facts.dimensions, keys.parallel, chunk=keys.scheduler.chunk, max_seqs=keys.scheduler.max_seqs)
+    terms += device_terms(facts.dimensions, keys.parallel, keys.scheduler)
     context = load_hardware(machine.described_by).context_mib << 20 if machine.described_by else 0
     terms.append(Term(name="runtime", bytes=context or DEFAULT_CONTEXT_BYTES, certainty="estimated"))
     return terms

@@ -16,6 +16,11 @@ Activations = Literal["auto", "float32", "bfloat16", "int16", "int8"]
 """What products may round their inputs to; "auto" is bfloat16 for weights, and caches, in bfloat16, else float32."""
 
 
+GraphsKind = Literal["auto", "off", "dispatch"]
+"""What captures forwards: "auto" what the device has (graphs of a GPU or NPU, the native recorder of the CPU's
+kernels), "dispatch" a recorder of tensor operations on the CPU, for tests and debugging."""
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -61,8 +66,11 @@ class SchedulerSettings(_Frozen):
 
     ``overlap`` is 0 by measurement on the CPU, where planning beside a step takes cores from it; a profile for a device
     sets 1. Decode steps of up to ``max_recorded_seqs`` rows are recorded and made again with one
-    call. ``implementation`` "reference" is the plain Python twin, for comparisons. ``journal`` is the absolute path
-    of the file that every input of the scheduler is written to, "" for none.
+    call. Where forwards are captured as graphs (``graphs``), decodes are padded to the next of the ladder's sizes:
+    ``capture_sizes``, where empty computed up to ``max_capture_batch`` (None: see capture_ladder.py); and prefills to
+    the next of ``capture_prefill_tokens``, if any. ``implementation`` "reference" is the plain Python twin, for
+    comparisons. ``journal`` is the absolute path of the file that every input of the scheduler is written to, "" for
+    none.
     """
 
     max_len: int = 0
@@ -73,6 +81,10 @@ class SchedulerSettings(_Frozen):
     prefix_cache: bool = True
     headroom: int = 4096
     max_recorded_seqs: int = 64
+    graphs: GraphsKind = "auto"
+    max_capture_batch: int | None = None
+    capture_sizes: list[int] = []
+    capture_prefill_tokens: list[int] = []
     implementation: Literal["native", "reference"] = "native"
     journal: str = ""
 

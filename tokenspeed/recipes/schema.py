@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
+from tokenspeed.recipes.capture_ladder import check_capture_keys
 from tokenspeed.recipes.dimensions import CacheGroup, CacheType, Dimensions
 from tokenspeed.recipes.formats import ReasoningFormatName, ThinkingSwitch, ToolFormatName, check_pair
-from tokenspeed.recipes.resolved import Activations
+from tokenspeed.recipes.resolved import Activations, GraphsKind
 from tokenspeed.recipes.schema_types import (
     Bytes,
     Count,
@@ -119,8 +120,21 @@ class SchedulerKeys(Strict):
     prefix_cache: bool = True
     headroom: Annotated[int, Field(ge=0)] = 4096
     max_recorded_seqs: Annotated[int, Field(ge=0)] = 64
+    graphs: GraphsKind = "auto"
+    max_capture_batch: Annotated[int, Field(ge=0)] | None = None
+    capture_sizes: list[Positive] = []
+    capture_prefill_tokens: list[Positive] = []
     implementation: Literal["native", "reference"] = "native"
     journal: str = ""
+
+    @model_validator(mode="after")
+    def _ladder_can_be(self) -> "SchedulerKeys":
+        check_capture_keys(
+            max_capture_batch=self.max_capture_batch,
+            capture_sizes=self.capture_sizes,
+            capture_prefill_tokens=self.capture_prefill_tokens,
+        )
+        return self
 
 
 class Speculative(Strict):

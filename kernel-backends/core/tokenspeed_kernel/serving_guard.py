@@ -15,7 +15,7 @@ from typing import Literal
 GUARD_VARIABLE = "TOKENSPEED_KERNEL_GUARD"
 STRICT = "strict"
 
-Action = Literal["select", "bind", "tune", "compile"]
+Action = Literal["select", "bind", "tune", "compile", "capture"]
 ALWAYS_REFUSED: frozenset[Action] = frozenset({"tune"})
 
 logger = logging.getLogger("tokenspeed_kernel")

@@ -20,12 +20,21 @@ class _NoTensorWork(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not getattr(func, "is_view", False):
+        result = func(*args, **(kwargs or {})) if getattr(func, "is_view", False) else None
+        # Of some operations (``to``) the schema says only that the result may be a view.
+        if result is None or not _are_views(result, args):
             raise RecordingError(
                 f"{func} ran beside the kernels of a step that is recorded, and a replay would leave it out; "
                 "make it a kernel, or do it before or after"
             )
-        return func(*args, **(kwargs or {}))
+        return result
+
+
+def _are_views(result: Any, args: Any) -> bool:
+    """Whether all tensors of ``result`` lie in the memory of the first argument's."""
+    results = result if isinstance(result, list | tuple) else (result,)
+    memory = args[0].untyped_storage().data_ptr()
+    return all(tensor.untyped_storage().data_ptr() == memory for tensor in results)
 
 
 def record(body: Callable[[], _Result]) -> tuple[_Result, Callable[[], None]]:
