@@ -6,7 +6,7 @@ pool sizes (small ones retract), host pools, orders and company; the tokens must
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from control_plane import submit
@@ -59,6 +59,7 @@ def alone() -> dict[int, list[int]]:
     prefix_cache=st.booleans(),
     host_blocks=st.sampled_from([0, 3, 60]),
     recorded=st.sampled_from([0, 2, 64]),
+    graphs=st.sampled_from(["auto", "off", "dispatch"]),
     order=st.permutations(REQUESTS),
     gaps=st.lists(st.integers(0, 5), min_size=len(REQUESTS), max_size=len(REQUESTS)),
 )
@@ -70,6 +71,7 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
     prefix_cache: bool,
     host_blocks: int,
     recorded: int,
+    graphs: Literal["auto", "off", "dispatch"],
     order: list[Submit],
     gaps: list[int],
 ) -> None:
@@ -80,6 +82,7 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
         prefix_cache=prefix_cache,
         host_blocks=host_blocks,
         recorded=recorded,
+        graphs=graphs,
     )
     run = run_requests(config, order, gaps)
     assert run.tokens == alone

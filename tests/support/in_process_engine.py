@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from memory_channel import MemoryChannel
 
@@ -51,6 +51,7 @@ def random_llama(
     max_seqs: int = 8,
     host_blocks: int = 0,
     recorded: int = 64,
+    graphs: Literal["auto", "off", "dispatch"] = "auto",
 ) -> ResolvedConfig:
     """Its configuration with ``blocks`` usable blocks, and a host pool of ``host_blocks`` behind them where that
     is not 0."""
@@ -72,6 +73,8 @@ def random_llama(
             overlap=overlap,
             prefix_cache=prefix_cache,
             max_recorded_seqs=recorded,
+            graphs=graphs,
+            capture_prefill_tokens=[8, 32] if graphs == "dispatch" else [],
         ),
         enforce="determinism",
     )

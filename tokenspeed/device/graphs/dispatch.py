@@ -80,9 +80,13 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = dict(kwargs or {})
         if not self._recorder.notes_operations:
             return func(*args, **given)
-        _refuse(func, args)
-        result = func(*args, **given)
-        self._recorder.tape.note_operation(func, args, given, result)
+        # In inference mode operations come here before they are taken apart, and what is inside would not be seen.
+        with self:
+            result = func.decompose(*args, **given)
+        if result is NotImplemented:
+            _refuse(func, args)
+            result = func(*args, **given)
+            self._recorder.tape.note_operation(func, args, given, result)
         return result
 
 
