@@ -82,28 +82,6 @@ def addresses(step: Step) -> list[int]:
     return [tensor.data_ptr() for tensor in tensors]
 
 
-def test_padding_is_token_0_of_the_null_block_and_keeps_addresses(inputs: StepInputs) -> None:
-    inputs.build(mixed())  # leaves its tokens behind those of the next step
-    plan = FakePlan(
-        row=ints([1]),
-        kind=ints([1]),
-        input_len=ints([1]),
-        prefix_len=ints([9]),
-        samples=ints([1]),
-        input_ids=ints([77]),
-    )
-    step = inputs.build(plan)
-    assert inputs.padded(step, 1) is step
-    padded = inputs.padded(step, 4)
-    assert padded.input_ids.tolist() == [77, 0, 0, 0]
-    assert padded.positions.tolist() == [9, 0, 0, 0]
-    assert padded.slots[0].tolist() == [12 * 4 + 1, 0, 0, 0]
-    assert (padded.rows.tolist(), padded.last_token.tolist(), padded.seq_lens.tolist()) == ([1], [0], [10])
-    again = inputs.padded(inputs.build(plan), 4)
-    assert again.input_ids is padded.input_ids, "a size that recurs is the same view"
-    assert all(new is old for new, old in zip(again.slots, padded.slots, strict=True))
-
-
 def test_a_decode_only_batch_keeps_its_addresses(inputs: StepInputs) -> None:
     first = step_of(inputs, decode([1, 3], [8, 5]))
     found = addresses(first)
