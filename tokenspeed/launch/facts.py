@@ -13,7 +13,7 @@ from tokenspeed.telemetry.redaction import Redactor, known_secrets, secret_value
 
 OUR_DISTRIBUTIONS = tuple(
     f"tokenspeed-appliance{suffix}"
-    for suffix in ("", "-scheduler", "-kernel", "-kernel-cpu", "-kernel-triton", "-mla", "-tui")
+    for suffix in ("", "-scheduler", "-kernel", "-kernel-cpu", "-kernel-triton", "-kernel-npu", "-mla", "-tui")
 )
 THIRD_PARTY = (
     "torch",

@@ -43,6 +43,7 @@ OUR_LOGGERS = (
     "tokenspeed_kernel",
     "tokenspeed_kernel_cpu",
     "tokenspeed_kernel_triton",
+    "tokenspeed_kernel_npu",
     "tokenspeed_scheduler",
 )
 """They log at the chosen level, all others only warnings: a library's debug lines may hold what a prompt says."""
