@@ -40,7 +40,7 @@ START_OPTIONS = $(VENDOR_OPTION) $(if $(ENGINE),--engine "$(ENGINE)") $(if $(DRY
 	$(if $(REPLACE),$(if $(filter after,$(REPLACE)),--replace-after,--replace))
 
 .PHONY: help setup setup-test setup-lint run plan recipes doctor stop status logs top top-web demo bench verify env test test-long ctest \
-	ctest-sanitized ctest-exhaustive mutants coverage fuzz lint image images image-test sbom renders locks clean
+	ctest-sanitized ctest-exhaustive mutants coverage fuzz lint image images image-test sbom renders locks clean lower-ascend
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -176,6 +176,19 @@ ctest-exhaustive: ctest
 
 mutants: setup-test ## planted bugs: how many of them the C++ tests catch
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/mutate_scheduler.py
+
+# In an environment of its own, for triton-ascend replaces triton; ALL=1 for more than the row kernels.
+lower-ascend: .make/ascend/.installed ## lower the Triton kernels for Ascend, without an NPU, and say how far each comes
+	@TORCH_DEVICE_BACKEND_AUTOLOAD=0 PYTHONPATH=kernel-backends/core:kernel-backends/triton \
+		.make/ascend/bin/python scripts/check_triton_ascend.py $(if $(ALL),--all)
+
+.make/ascend/.installed:
+	@$(or $(PYTHON),python3) -m venv .make/ascend
+	@.make/ascend/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		$(if $(TORCH_INDEX),--extra-index-url "$(TORCH_INDEX)") "$(TORCH_SPEC)" numpy pybind11
+	@.make/ascend/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps \
+		"triton-ascend==3.2.0" "ascendnpu-ir==1.2.0"
+	@touch $@
 
 coverage: setup-lint ## lines and branches of the scheduler that its C++ tests take
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(STEP) coverage-build "C++ tests, counted" \

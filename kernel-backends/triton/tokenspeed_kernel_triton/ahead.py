@@ -63,7 +63,8 @@ def resident_blocks(compiled: Compiled, warps: int, architecture: str) -> int:
     return min(by_threads, by_registers, by_shared, MOST_BLOCKS)
 
 
-def _typed(argument: Any) -> str:
+def typed(argument: Any) -> str:
+    """Triton's name of an argument's type."""
     if isinstance(argument, torch.Tensor):
         return "*" + _DTYPES[argument.dtype]
     if isinstance(argument, float):
@@ -94,7 +95,7 @@ def compile_ahead(launch: Launch, architecture: str) -> Compiled:
         if isinstance(argument, int) and argument == 1 and not parameter.do_not_specialize:
             constants[parameter.name] = 1
             continue
-        signature[parameter.name] = _typed(argument)
+        signature[parameter.name] = typed(argument)
         if _aligned(argument, parameter):
             attributes[(index,)] = [["tt.divisibility", _ALIGNED]]
     full = {name: signature.get(name, "constexpr") for name in kernel.arg_names}
