@@ -143,8 +143,7 @@ setup-lint: .make/begin
 
 .make/test: .make/run .make/requirements-test.txt
 	@$(STEP) test-packages "packages for tests" $(PIP) install "$(TORCH_SPEC)" --requirement .make/requirements-test.txt
-	@$(STEP) test-local "kernels for other devices" $(LOCAL) --editable ./kernel-backends/mla --editable ./kernel-backends/triton \
-		--editable ./kernel-backends/npu
+	@$(STEP) test-local "kernels for other devices" $(LOCAL) --editable ./kernel-backends/mla --editable ./kernel-backends/triton --editable ./kernel-backends/npu
 	@touch $@
 
 .make/dev: .make/test .make/requirements-dev.txt

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -22,6 +24,16 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hc
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for its peers: the slowest may still load its weights. One that died is noticed at once."""
+
+ENVIRONMENT: dict[str, Mapping[str, str]] = {
+    "npu": {
+        # How long HCCL waits for a peer at the first sum. Its own 120 s are less than loading weights takes.
+        "HCCL_CONNECT_TIMEOUT": str(int(PATIENCE.total_seconds())),
+        # A sum must have the same bits on every rank, or routers choose differently.
+        "HCCL_DETERMINISTIC": "true",
+    }
+}
+"""By device: variables that its library reads, and what they are where the operator says nothing else."""
 
 
 class ProcessGroup:
@@ -56,8 +68,29 @@ def _with_peers() -> Iterator[None]:
         raise PeerGone(f"another rank does not answer: {str(error).splitlines()[0]}") from error
 
 
+def _prepare(device: str) -> None:
+    """Settles the environment, and brings in the package that adds the backend. Raises RuntimeError where that package
+    cannot be imported."""
+    for name, value in ENVIRONMENT.get(device, {}).items():
+        os.environ.setdefault(name, value)
+    if device != "npu":
+        return
+    try:
+        import_module("torch_npu")
+    except Exception as error:  # without CANN it raises whatever CANN's libraries raise
+        raise RuntimeError(
+            f"device npu: torch_npu, which has the backend hccl, cannot be imported ({type(error).__name__}: {error}); "
+            "install torch-npu and CANN, or compute on the CPU"
+        ) from error
+
+
 def join(meeting: str, *, rank: int, world: int, device: str) -> ProcessGroup:
-    """Meets the other ranks in the folder ``meeting``, returns once all are there; ``device`` as in BACKENDS."""
+    """Meets the other ranks in the folder ``meeting``, returns once all are there; ``device`` as in BACKENDS.
+
+    The first exchange on a device takes the one that is the thread's present device then. Raises RuntimeError where
+    the package that speaks to the device is missing.
+    """
+    _prepare(device)
     distributed.init_process_group(
         BACKENDS[device],
         init_method=f"file://{Path(meeting) / 'store'}",

@@ -38,6 +38,7 @@ OUR_VARIABLES = (
     "HIP_",
     "ASCEND_",
     "NCCL_",
+    "HCCL_",
     "TRITON_",
 )
 """Beginnings of the environment variables that change what we do."""

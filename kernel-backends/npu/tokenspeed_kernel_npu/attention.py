@@ -10,7 +10,7 @@ import torch
 
 from tokenspeed_kernel_npu import fused
 from tokenspeed_kernel_npu.fused import Attended
-from tokenspeed_kernel_npu.lengths import on_host
+from tokenspeed_kernel_npu.lengths import of_step, on_host
 from tokenspeed_kernel_npu.pages import copied, in_place, positions, used_pages
 from tokenspeed_kernel_npu.rows import Rows
 
@@ -54,7 +54,7 @@ def decode(
         _extend(q, k_cache, v_cache, page_table, starts, seq_lens, scale, window, out, sinks)
         return
     _check_heads(q.shape[1])
-    lengths = on_host(seq_lens)
+    lengths = of_step(seq_lens, page_table.shape[1] * k_cache.shape[2])
     query, table = q.to(_BFLOAT16).contiguous(), used_pages(page_table, seq_lens, k_cache.shape[2])
     lse = sinks is not None
     if window:

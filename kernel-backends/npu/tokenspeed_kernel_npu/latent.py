@@ -11,7 +11,7 @@ import torch
 
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_npu import fused
-from tokenspeed_kernel_npu.lengths import on_host
+from tokenspeed_kernel_npu.lengths import of_step, on_host
 from tokenspeed_kernel_npu.pages import MOST_ELEMENTS, positions, used_pages
 from tokenspeed_kernel_npu.rows import Rows
 
@@ -98,7 +98,7 @@ def decode(
     if batch == 0:
         return
     width = q_latent.shape[0] // batch
-    held = on_host(seq_lens)
+    held = of_step(seq_lens, page_table.shape[1] * latent_cache.shape[2])
     owners = torch.arange(batch, device=out.device).repeat_interleave(width)
     lengths = [max(1, length - width + 1 + place) for length in held for place in range(width)]
     found, total = _attend(q_latent, q_rope, latent_cache, page_table, (seq_lens, held), owners, lengths, scale)

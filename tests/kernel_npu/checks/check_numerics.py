@@ -1,6 +1,10 @@
 """Every kernel of the package through the cases of its operation, over operators that compute on CPU tensors."""
 
+from types import ModuleType
+from typing import Any
+
 import pytest
+import torch
 
 from tokenspeed_kernel.numerics import attention_cases, mla_cases, mla_expanded_cases, verify_kernel
 from tokenspeed_kernel.numerics.attention_cases import ReadShape
@@ -9,7 +13,7 @@ from tokenspeed_kernel.numerics.mla_expanded_cases import ExpandedShape
 from tokenspeed_kernel.numerics.prologue_cases import Heads
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel.plugins.loading import loaded_registry
-from tokenspeed_kernel_npu import elementwise, fused, latent, moe, operators, pages, prologue
+from tokenspeed_kernel_npu import attention, elementwise, fused, latent, lengths, moe, operators, pages, prologue
 
 NPU = PlatformInfo(vendor="npu", machine="aarch64", isa="ascend910b", cores=8, memory_bytes=1 << 36)
 SLOW = tuple(
@@ -116,6 +120,47 @@ def test_a_cache_too_large_for_the_operator_is_copied(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pages, "MOST_ELEMENTS", 0)
     monkeypatch.setattr(attention_cases, "_DECODE_SHAPES", DECODES[1:5])
     assert check("npu_attention_decode") == 4
+
+
+@pytest.mark.parametrize("module", [attention, latent], ids=["pages", "latents"])
+def test_a_captured_step_is_right_once_its_lengths_are_updated(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a graph would have it: the lengths are not read, the operator is issued for rows as long as they may be, and
+    what the operator is given is replaced by the least of that and what the query sees, but at least 1."""
+    real: list[int] = []
+
+    def unread(seq_lens: torch.Tensor, capacity: int) -> list[int]:
+        real[:] = seq_lens.tolist()
+        return lengths_of_step(seq_lens, capacity)
+
+    def updated(operator: str, **arguments: Any) -> object:
+        issued = arguments["actual_seq_kvlen"]
+        width = len(issued) // len(real)
+        ends = [length - width + 1 + place for length in real for place in range(width)]
+        arguments["actual_seq_kvlen"] = [min(most, max(1, end)) for most, end in zip(issued, ends, strict=True)]
+        return operators.call(operator, **arguments)
+
+    lengths_of_step = lengths.of_step
+    monkeypatch.setattr(lengths, "is_capturing", lambda: True)
+    monkeypatch.setattr(module, "of_step", unread)
+    single = tuple(shape for shape in DECODES if set(shape.queries) <= {1})
+    monkeypatch.setattr(attention_cases, "_DECODE_SHAPES", single)
+    monkeypatch.setattr(mla_cases, "_DECODE_SHAPES", LATENT_DECODES)
+    monkeypatch.setattr(fused, "call", updated)
+    registry = loaded_registry()
+    name = "npu_attention_decode" if module is attention else "npu_attention_mla_decode"
+    report = verify_kernel(registry.kernel(name), registry, platform=NPU)
+    assert report.passed, report.failures
+    assert report.cases == len(single if module is attention else LATENT_DECODES)
+
+
+def test_rows_of_several_queries_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "is_capturing", lambda: True)
+    q, cache = torch.zeros(2, 1, 128), torch.zeros(2, 1, 128, 128, dtype=torch.bfloat16)
+    table, rows = torch.ones(1, 1, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="capture steps of one query a row"):
+        attention.decode(q, cache, cache, table, rows, 0.1, 0, torch.zeros_like(q))
 
 
 def test_heads_are_expanded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
