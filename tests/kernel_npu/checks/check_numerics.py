@@ -89,13 +89,18 @@ EXPANDED = (
 )
 
 
-@pytest.fixture
-def _ways(monkeypatch: pytest.MonkeyPatch) -> None:
+def take_our_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the shapes above in the place of the operations' own."""
     monkeypatch.setattr(attention_cases, "_DECODE_SHAPES", DECODES)
     monkeypatch.setattr(attention_cases, "_EXTEND_SHAPES", EXTENDS)
     monkeypatch.setattr(mla_cases, "_DECODE_SHAPES", LATENT_DECODES)
     monkeypatch.setattr(mla_cases, "_EXTEND_SHAPES", LATENT_EXTENDS)
     monkeypatch.setattr(mla_expanded_cases, "_SHAPES", EXPANDED)
+
+
+@pytest.fixture
+def _ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_our_ways(monkeypatch)
 
 
 @pytest.mark.parametrize("name", [name for name in OURS if name not in SLOW])
