@@ -13,8 +13,8 @@ from scripts.npu_schemas import SchemaError, aten_of, schemas_of
 from tokenspeed_kernel.platform import PlatformInfo, override_platform
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.registry import active_registry
-from tokenspeed_kernel_npu import lengths, operators
-from tokenspeed_kernel_npu.pages import copied, in_place, used_pages
+from tokenspeed_kernel_npu import lengths, operators, pages
+from tokenspeed_kernel_npu.pages import copied, in_place, passes, used_pages
 from tokenspeed_kernel_npu.rows import Rows
 
 NPU = PlatformInfo(vendor="npu", machine="aarch64", isa="ascend910b", cores=8, memory_bytes=1 << 38)
@@ -189,6 +189,12 @@ def test_what_is_no_whole_number_of_pages_apart_is_copied():
     assert found.table.tolist() == [[0, 1], [2, 3]]
     assert torch.equal(found.k[2], k[3])
     assert torch.equal(found.v[1], v[1])
+
+
+def test_copies_are_made_of_as_many_rows_as_fit(monkeypatch):
+    monkeypatch.setattr(pages, "MOST_COPIED", 10)
+    assert list(passes([4, 6, 1, 30, 5, 5, 5])) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 6), slice(6, 7)]
+    assert list(passes([11])) == [slice(0, 1)]
 
 
 def test_rows_leave_out_queries_before_the_first_position():

@@ -4,6 +4,7 @@ bfloat16 throughout; scores and softmax are float32 inside, the result is rounde
 is torch_npu's documentation of the operator; docs/design/npu-kernels.md has it in a table.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -21,6 +22,9 @@ RAGGED_PAGES = 128
 
 MOST_PER_KV = 64
 """Query heads of one KV head."""
+
+MOST_WIDE = 65535
+"""Elements of a token's queries in layout BSND; fewer."""
 
 MASK_SIDE = 2048
 ALL = 2**31 - 1
@@ -42,6 +46,14 @@ class Attended:
     out: torch.Tensor
     lse: torch.Tensor | None
 
+    @staticmethod
+    def joined(parts: "Sequence[Attended]") -> "Attended":
+        """Those of several calls, one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        totals = [part.lse for part in parts if part.lse is not None]
+        return Attended(torch.cat([part.out for part in parts]), torch.cat(totals) if totals else None)
+
 
 def _attend(
     query: torch.Tensor,
@@ -60,6 +72,11 @@ def _attend(
     lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``heads``: of queries and of keys. ``window``: None for no mask at all, 0 for a causal one."""
+    if layout == "BSND" and heads[0] * query.shape[-1] >= MOST_WIDE:
+        raise ValueError(
+            f"{heads[0]} query heads of {query.shape[-1]} elements: npu_fused_infer_attention_score_v2 takes fewer "
+            f"than {MOST_WIDE} together; share them out over more ranks"
+        )
     mode = 0 if window is None else _BAND if window else _CAUSAL
     query_rope, key_rope = ropes or (None, None)
     found: tuple[torch.Tensor, torch.Tensor] = call(
@@ -182,12 +199,11 @@ def ragged_dense(
         ends = list(accumulate(counts)), list(accumulate(lengths))
         out, total = _attend(query, k, v, heads, scale, "TND", *ends, ropes=ropes, window=window, lse=lse)
         return Attended(out, total[..., 0] if lse else None)
-    outs, totals, sized = [], [], ((query, counts), (k, lengths), (v, lengths))
+    parts, sized = [], ((query, counts), (k, lengths), (v, lengths))
     for q, keys, values in zip(*(torch.split(x, n) for x, n in sized), strict=True):
-        parts = (q.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0))
+        whole = (q.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0))
         # A query alone sees all its keys; the operator takes no such mask with it.
         masked = window if q.shape[0] > 1 else None
-        out, total = _attend(*parts, heads, scale, "BSND", None, [keys.shape[0]], window=masked, lse=lse)
-        outs.append(out.squeeze(0))
-        totals.append(total[0, ..., 0].T if lse else total)
-    return Attended(torch.cat(outs), torch.cat(totals) if lse else None)
+        out, total = _attend(*whole, heads, scale, "BSND", None, [keys.shape[0]], window=masked, lse=lse)
+        parts.append(Attended(out.squeeze(0), total[0, ..., 0].T if lse else None))
+    return Attended.joined(parts)

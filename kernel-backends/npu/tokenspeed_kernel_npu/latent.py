@@ -6,13 +6,15 @@ traffic of reading them in place. Every query is a row of its own to the operato
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
 
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_npu import fused
+from tokenspeed_kernel_npu.fused import Attended
 from tokenspeed_kernel_npu.lengths import of_step, on_host
-from tokenspeed_kernel_npu.pages import MOST_ELEMENTS, positions, used_pages
+from tokenspeed_kernel_npu.pages import passes, positions, used_pages
 from tokenspeed_kernel_npu.rows import Rows
 
 LATENT = 512
@@ -44,11 +46,6 @@ def _apart(
     these pages. Positions beyond a row's length hold anything."""
     batch, count = seq_lens.shape[0], -(-longest // PAGE)
     length = count * PAGE
-    if batch * length * LATENT > MOST_ELEMENTS:
-        raise ValueError(
-            f"latents of {batch} rows of up to {longest} positions are more than the {MOST_ELEMENTS} elements that "
-            "npu_fused_infer_attention_score_v2 takes; serve fewer rows at a time (max_num_seqs)"
-        )
     granularity = cache.shape[2]
     table = used_pages(page_table, seq_lens, granularity)[:, : -(-length // granularity)]
     entries = cache[table.long(), 0].flatten(1, 2)[:, :length]
@@ -59,26 +56,40 @@ def _apart(
     return latents.reshape(-1, 1, PAGE, LATENT).contiguous(), rotated.reshape(-1, 1, PAGE, ROTARY).contiguous(), pages
 
 
+def _repeated(pages: torch.Tensor, counts: list[int]) -> torch.Tensor:
+    """The table [B, n] with row b counts[b] times. Equal counts are no tensor, so a graph can be captured."""
+    if len(set(counts)) == 1:
+        return pages.repeat_interleave(counts[0], dim=0)
+    return torch.cat([row.expand(count, -1) for row, count in zip(torch.split(pages, 1), counts, strict=True)])
+
+
 def _attend(
     q_latent: torch.Tensor,
     q_rope: torch.Tensor,
     cache: torch.Tensor,
     page_table: torch.Tensor,
-    rows: tuple[torch.Tensor, list[int]],
-    owners: torch.Tensor,
+    seq_lens: torch.Tensor,
     lengths: list[int],
+    counts: list[int],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [T, Hq, 512] and lse [T, Hq], float32, of queries [T, …] that are rows of their own.
-
-    ``rows``: the lengths of the cache's rows, there and on the host; ``owners`` int64 [T], each query's row;
-    ``lengths`` of each query, at least 1.
-    """
+    """out [T, Hq, 512] and lse [T, Hq], float32: row b has counts[b] queries at the last of its lengths[b] positions;
+    ``lengths`` are ``seq_lens`` on the host. What a query before a row's first position gives means nothing."""
     heads = q_latent.shape[1]
     spare = _even_heads(heads) - heads
-    latents, rotated, pages = _apart(cache, page_table, rows[0], max(1, *rows[1]))
     query, rope = (torch.nn.functional.pad(x.to(_BFLOAT16), (0, 0, 0, spare)).contiguous() for x in (q_latent, q_rope))
-    found = fused.single_latent(query, rope, latents, rotated, pages[owners].contiguous(), lengths, scale)
+    starts, parts = [0, *accumulate(counts)], []
+    for rows in passes([max(1, *lengths) * LATENT] * len(lengths)):
+        latents, rotated, pages = _apart(cache, page_table[rows], seq_lens[rows], max(1, *lengths[rows]))
+        tokens = slice(starts[rows.start], starts[rows.stop])
+        ends = [
+            max(1, length - count + 1 + place)
+            for length, count in zip(lengths[rows], counts[rows], strict=True)
+            for place in range(count)
+        ]
+        table = _repeated(pages, counts[rows])
+        parts.append(fused.single_latent(query[tokens], rope[tokens], latents, rotated, table, ends, scale))
+    found = Attended.joined(parts)
     assert found.lse is not None
     return found.out[:, :heads].float(), found.lse[:, :heads]
 
@@ -98,10 +109,8 @@ def decode(
     if batch == 0:
         return
     width = q_latent.shape[0] // batch
-    held = of_step(seq_lens, page_table.shape[1] * latent_cache.shape[2])
-    owners = torch.arange(batch, device=out.device).repeat_interleave(width)
-    lengths = [max(1, length - width + 1 + place) for length in held for place in range(width)]
-    found, total = _attend(q_latent, q_rope, latent_cache, page_table, (seq_lens, held), owners, lengths, scale)
+    lengths = of_step(seq_lens, page_table.shape[1] * latent_cache.shape[2])
+    found, total = _attend(q_latent, q_rope, latent_cache, page_table, seq_lens, lengths, [width] * batch, scale)
     ends = seq_lens.unsqueeze(1) - width + 1 + torch.arange(width, device=out.device, dtype=torch.int32)
     seen = (ends > 0).view(-1, 1)
     out.copy_(torch.where(seen.unsqueeze(-1), found, 0.0))
@@ -125,12 +134,9 @@ def extend(
     if not rows.owners:
         return
     held = torch.tensor(rows.owners, device=out.device)
-    owners = torch.repeat_interleave(torch.arange(len(rows.counts)), torch.tensor(rows.counts)).to(out.device)
-    ends = zip(rows.lengths, rows.counts, strict=True)
-    lengths = [length - count + 1 + place for length, count in ends for place in range(count)]
     queries = rows.taken(q_latent), rows.taken(q_rope)
-    table, own = page_table[held], (seq_lens[held], rows.lengths)
-    rows.put(out, _attend(*queries, latent_cache, table, own, owners, lengths, scale)[0])
+    found, _ = _attend(*queries, latent_cache, page_table[held], seq_lens[held], rows.lengths, rows.counts, scale)
+    rows.put(out, found)
 
 
 def make_extend_expanded(weight: QuantizedTensor, heads: int) -> Callable[..., None]:

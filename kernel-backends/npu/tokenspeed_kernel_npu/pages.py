@@ -3,15 +3,19 @@
 A layer's cache is a strided view of an arena in which the blocks of all layers and fields alternate. Where a block's
 stride is a whole number of a layer's pages, the arena from the layer's first byte on *is* a contiguous cache, of which
 the layer has every n-th page: the table is multiplied, nothing is copied. An operator takes at most 2^31 - 1 elements
-that way. Else the pages of the rows are copied first.
+that way. Else the pages of the rows are copied first, of as many rows at a time as MOST_COPIED lets.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 MOST_ELEMENTS = 2**31 - 1
 """Of a cache in one call."""
+
+MOST_COPIED = 2**27
+"""Elements of keys, and as many of values, that are copied at a time: 256 MB each in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,22 @@ class Paged:
     k: torch.Tensor
     v: torch.Tensor
     table: torch.Tensor
+
+
+def copied_bytes(_traits: object) -> int:
+    """What copies take at a time, as the workspace of a kernel."""
+    return 2 * 2 * MOST_COPIED
+
+
+def passes(elements: Sequence[int]) -> Iterator[slice]:
+    """Neighbouring rows whose elements [B] are at most MOST_COPIED together; at least one row each."""
+    start = total = 0
+    for row, count in enumerate(elements):
+        if row > start and total + count > MOST_COPIED:
+            yield slice(start, row)
+            start, total = row, 0
+        total += count
+    yield slice(start, len(elements))
 
 
 def used_pages(page_table: torch.Tensor, seq_lens: torch.Tensor, granularity: int) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Registers the kernels: the entry point of the group ``tokenspeed_kernel.plugins``. Imports no torch_npu."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
 from tokenspeed_kernel.ops.gemm import linear_signature
@@ -14,6 +15,7 @@ from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, FormatSignat
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
 from tokenspeed_kernel_npu import attention, elementwise, latent, linear, moe, prologue
 from tokenspeed_kernel_npu.fused import MOST_PER_KV, TND_HEAD_DIM
+from tokenspeed_kernel_npu.pages import copied_bytes
 from tokenspeed_kernel_npu.requirement import NpuRequirement
 
 SOLUTION = "npu"
@@ -64,6 +66,7 @@ def _register(
     traits: Mapping[str, TraitBound] | None = None,
     *,
     form: str = "",
+    workspace: Callable[[Mapping[str, Any]], int] | None = None,
 ) -> None:
     """``form``: what the name has behind it where an operation has several kernels."""
     family, mode = operation.split(".")
@@ -76,6 +79,7 @@ def _register(
         signatures=frozenset(signatures),
         traits=traits or {},
         band=Band.PERFORMANT,
+        workspace=workspace,
         tags=frozenset({NEVER_RUN}),  # no "deterministic": how the operators add up is for a device to show
     )
     register_kernel(spec)(kernel)
@@ -90,12 +94,22 @@ def _register_attention() -> None:
         "plain_dim": Range(1),
     }
     _register("attention.mla_prologue", prologue.mla_prologue, writes, _WRITTEN, latents)
-    _register("attention.decode", attention.decode, _FUSED, _READ, _READ_TRAITS)
-    _register("attention.extend", attention.extend, _FUSED, _READ, _READ_TRAITS)
-    _register("attention.mla_decode", latent.decode, _FUSED, _READ, _LATENT_TRAITS)
-    _register("attention.mla_extend", latent.extend, _FUSED, _READ, _LATENT_TRAITS)
+    for mode, kernel, traits in (
+        ("decode", attention.decode, _READ_TRAITS),
+        ("extend", attention.extend, _READ_TRAITS),
+        ("mla_decode", latent.decode, _LATENT_TRAITS),
+        ("mla_extend", latent.extend, _LATENT_TRAITS),
+    ):
+        _register(f"attention.{mode}", kernel, _FUSED, _READ, traits, workspace=copied_bytes)
     expanded = {expanded_signature(BFLOAT16, BFLOAT16)}
-    _register("attention.mla_extend_expanded", latent.make_extend_expanded, _FUSED, expanded, _EXPANDED_TRAITS)
+    _register(
+        "attention.mla_extend_expanded",
+        latent.make_extend_expanded,
+        _FUSED,
+        expanded,
+        _EXPANDED_TRAITS,
+        workspace=lambda _traits: latent.EXPANDED_BYTES,
+    )
 
 
 def _register_rows() -> None:

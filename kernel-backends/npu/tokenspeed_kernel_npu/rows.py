@@ -60,6 +60,10 @@ class Rows:
         for begin, part in zip(self.begins, torch.split(found, self.counts), strict=True):
             out[begin : begin + part.shape[0]] = part
 
+    def part(self, rows: slice) -> "Rows":
+        """Some of these rows."""
+        return Rows(self.owners[rows], self.begins[rows], self.counts[rows], self.lengths[rows], [])
+
     def first_keys(self, window: int) -> list[int]:
         """The first position that a query of each row sees; ``window`` 0: the first of all."""
         if not window:

@@ -53,27 +53,21 @@ def test_an_operator_or_argument_that_this_torch_npu_lacks_keeps_its_kernels_out
     assert "has no kernel for aten::bmm.dtype" in str(operators.lacking(["aten::bmm.dtype"]))
 
 
-def decode(heads: int, width: int = 64) -> None:
-    q, cache = torch.zeros(1, heads, width), torch.zeros(2, 1, 16, width, dtype=torch.bfloat16)
+def decode(heads: int, width: int = 64, window: int = 0) -> None:
+    q, cache = torch.zeros(1, heads, width), torch.zeros(2, 2, 16, width, dtype=torch.bfloat16)
     table, lengths = torch.ones(1, 1, dtype=torch.int32), torch.tensor([3], dtype=torch.int32)
-    attention.decode(q, cache, cache, table, lengths, 0.1, 0, torch.zeros_like(q))
+    attention.decode(q, cache, cache, table, lengths, 0.1, window, torch.zeros_like(q))
 
 
 def test_what_the_operators_cannot_take_is_named_with_what_mends_it() -> None:
     with pytest.raises(ValueError, match="up to 256 query heads, got 257"):
         decode(257)
     with pytest.raises(ConstraintError, match="more than 64 query heads"):
-        decode(65)
+        decode(130)
+    with pytest.raises(ValueError, match=r"128 query heads of 512 elements.*fewer than 65535"):
+        decode(128, 512, window=2)
     with pytest.raises(ValueError, match="up to 128 heads over latents, got 129; share them out"):
         latent._even_heads(129)
     routing = Routing(experts=8, top_k=2, scoring="sigmoid", corrected=True, groups=4, top_groups=2)
     with pytest.raises(ValueError, match=r"4 groups of 2 experts.*TOKENSPEED_KERNEL_OVERRIDE_MOE_ROUTE"):
         moe.make_sigmoid_route(routing, torch.zeros(8))
-
-
-def test_rows_of_latents_that_are_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latent, "MOST_ELEMENTS", 1000)
-    cache, lengths = torch.zeros(2, 1, 128, 576, dtype=torch.bfloat16), torch.tensor([3], dtype=torch.int32)
-    q, table = torch.zeros(1, 2, 576), torch.ones(1, 1, dtype=torch.int32)
-    with pytest.raises(ValueError, match="serve fewer rows"):
-        latent.decode(q[..., :512], q[..., 512:], cache, table, lengths, 0.1, torch.zeros(1, 2, 512), None)

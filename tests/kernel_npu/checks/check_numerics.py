@@ -121,10 +121,16 @@ def test_every_way_through_attention_is_right(mode: str) -> None:
     assert check(f"npu_attention_{mode}") == len(expected.get(mode, EXPANDED))
 
 
-def test_a_cache_too_large_for_the_operator_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_ways")
+def test_a_cache_too_large_for_the_operator_is_copied_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "MOST_ELEMENTS", 0)
-    monkeypatch.setattr(attention_cases, "_DECODE_SHAPES", DECODES[1:5])
-    assert check("npu_attention_decode") == 4
+    monkeypatch.setattr(pages, "MOST_COPIED", 20000)
+    monkeypatch.setattr(attention_cases, "_DECODE_SHAPES", (DECODES[1], DECODES[7], DECODES[8]))
+    monkeypatch.setattr(attention_cases, "_EXTEND_SHAPES", (EXTENDS[1], EXTENDS[8]))
+    monkeypatch.setattr(mla_cases, "_DECODE_SHAPES", LATENT_DECODES[1:3])
+    monkeypatch.setattr(mla_cases, "_EXTEND_SHAPES", LATENT_EXTENDS[1:])
+    for mode, cases in (("decode", 3), ("extend", 2), ("mla_decode", 2), ("mla_extend", 1)):
+        assert check(f"npu_attention_{mode}") == cases
 
 
 @pytest.mark.parametrize("module", [attention, latent], ids=["pages", "latents"])
