@@ -18,15 +18,29 @@ def run(*words: object) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-def test_the_decode_has_the_instructions_and_is_right():
-    run("instructions")
+both_generations = pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+
+
+@both_generations
+def test_the_decode_has_the_instructions_and_is_right(architecture):
+    run("instructions", architecture)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [16, 32, 64, 128])
-@pytest.mark.parametrize("half", [False, True], ids=["bfloat16", "float16"])
-def test_every_variant_is_right(page, half):
-    run("shapes", page, int(half))
+def test_a_wait_or_fence_that_is_missing_is_found():
+    run("faults", "sm_100a")
+
+
+@pytest.mark.long
+def test_the_code_of_the_second_blackwell_is_that_of_the_first():
+    run("same_text")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("half", "page"), [(0, 16), (0, 32), (1, 64), (0, 128)])
+@both_generations
+def test_every_variant_is_right(architecture, half, page):
+    run("shapes", architecture, page, half)
 
 
 @pytest.mark.long
@@ -36,8 +50,9 @@ def test_every_variant_compiles_without_warnings_and_spills():
 
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", ["mla_decode", "mla_decode_partial", "mla_extend", "merge_partials"])
-def test_the_registered_kernels_pass_the_numerics_of_their_operation(kernel):
-    run("numerics", f"mla_cute_{kernel}")
+@both_generations
+def test_the_registered_kernels_pass_the_numerics_of_their_operation(architecture, kernel):
+    run("numerics", architecture, f"mla_cute_{kernel}")
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """Registration, what is refused and why, and that no compiler is imported for it."""
 
+import re
 import subprocess
 import sys
 
@@ -44,24 +45,30 @@ def test_the_kernels_join_through_the_plugin_door_and_say_that_they_never_ran():
         assert "compiled_only" in kernel.spec.tags
 
 
-def test_on_hopper_the_decode_is_chosen_where_rounding_is_allowed():
-    with override_platform(gpu(9, 0)):
+@pytest.mark.parametrize("architecture", [(9, 0), (10, 0), (10, 3)])
+def test_the_decode_is_chosen_where_rounding_is_allowed(architecture):
+    with override_platform(gpu(*architecture)):
         assert select(*REQUEST, TRAITS).spec.name == "mla_cute_mla_decode"
         exact = select(*REQUEST, {**TRAITS, "activations": "float32"})
     assert exact.spec.solution != "mla_cute"
 
 
 @pytest.mark.parametrize(
-    ("platform", "reason"), [(gpu(10, 0), "needs architecture up to"), (gpu(8, 9), "needs architecture from")]
+    ("architecture", "reason"),
+    [
+        ((8, 9), "needs architecture sm_90 or sm_100 or sm_103; this is \\(8, 9\\)"),
+        ((10, 7), "this is \\(10, 7\\)"),
+        ((12, 0), "this is \\(12, 0\\)"),
+    ],
 )
-def test_other_gpus_are_refused_with_the_reason(platform, reason):
+def test_other_gpus_are_refused_with_the_reason(architecture, reason):
     spec = active_registry().kernel("mla_cute_mla_decode").spec
-    assert reason in str(spec.capability.refusal(platform))
+    assert re.search(reason, str(spec.capability.refusal(gpu(*architecture))))
 
 
 def test_without_the_compiler_the_reason_names_its_package(monkeypatch):
     monkeypatch.setattr(mla_requirement, "find_spec", lambda name: None)
-    assert "nvidia-cutlass-dsl" in str(mla_requirement.ON_HOPPER.refusal(gpu(9, 0)))
+    assert "nvidia-cutlass-dsl" in str(mla_requirement.WHERE_DECODED.refusal(gpu(9, 0)))
 
 
 @pytest.mark.parametrize("page", [8, 48, 256])

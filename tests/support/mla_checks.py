@@ -11,19 +11,24 @@ import sys
 from collections.abc import Callable
 
 import torch
-from mla_machine import on_machine
-from ptx_host import shared_bytes
+from mla_machine import decode_runner, on_machine
+from ptx_arithmetic import MachineError
+from ptx_host import shared_bytes, tensor_columns
+from ptx_program import Program
 
 from tokenspeed_kernel.numerics.__main__ import main as check_numerics
 from tokenspeed_kernel.ops.mla import reference_mla_decode_partial
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_mla import DecodePlan, mla_decode
-from tokenspeed_mla.addressing import TILE_ROWS
-from tokenspeed_mla.ahead import compile_ahead, variants
-from tokenspeed_mla.compilation import HOPPER, decode_variant
-from tokenspeed_mla.kernels.hopper_steps import SHARED_BYTES
+from tokenspeed_mla.addressing import TILE_KEYS, TILE_ROWS
+from tokenspeed_mla.ahead import MachineCode, compile_ahead, variants
+from tokenspeed_mla.compilation import BLACKWELLS, HOPPER, decode_variant
+from tokenspeed_mla.kernels import blackwell_steps, hopper_steps
 
 SCALE = 0.06
+
+LOADS, ALL = ("loads",), ("loads", "products")
+"""What a block may be late with (ptx_machine)."""
 
 
 def make_case(
@@ -45,20 +50,30 @@ def make_case(
     return q, cache, table, torch.tensor(lengths, dtype=torch.int32)
 
 
-def compare(lengths: list[int], q_len: int, heads: int, page: int, splits: int, dtype: torch.dtype) -> None:
+def compare(
+    lengths: list[int],
+    q_len: int,
+    heads: int,
+    page: int,
+    splits: int,
+    dtype: torch.dtype,
+    architecture: str = HOPPER,
+    late: tuple[str, ...] = (),
+    scale: float = SCALE,
+) -> None:
     """mla_decode on the machine against the reference in float32."""
     q, cache, table, seq_lens = make_case(lengths, q_len, heads, page, dtype)
     out = torch.full((*q.shape[:3], 512), torch.nan)
     lse = torch.full(q.shape[:3], torch.nan)
     plan = DecodePlan(len(lengths), q_len, heads, splits)
     workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
-    with on_machine():
+    with on_machine(architecture, late):
         mla_decode(
             q,
             cache,
             table,
             seq_lens,
-            SCALE,
+            scale,
             splits=splits,
             out=out,
             lse=lse,
@@ -67,7 +82,7 @@ def compare(lengths: list[int], q_len: int, heads: int, page: int, splits: int, 
     exact, exact_lse = torch.empty(1, len(lengths) * q_len, heads, 512), torch.empty(1, len(lengths) * q_len, heads)
     flat = q.float().flatten(0, 1)
     latents = cache.unsqueeze(1)
-    reference_mla_decode_partial(flat[..., :512], flat[..., 512:], latents, table, seq_lens, SCALE, exact, exact_lse)
+    reference_mla_decode_partial(flat[..., :512], flat[..., 512:], latents, table, seq_lens, scale, exact, exact_lse)
     # The weights are rounded, relatively by 2^-9 or 2^-12; they sum to 1, and a value is rarely above 5.
     bound = 5 * 2.0 ** (-9 if dtype is torch.bfloat16 else -12)
     torch.testing.assert_close(out.view(exact[0].shape), exact[0], rtol=0, atol=bound)
@@ -75,8 +90,76 @@ def compare(lengths: list[int], q_len: int, heads: int, page: int, splits: int, 
     torch.testing.assert_close(torch.isinf(lse).view(-1), torch.isinf(exact_lse[0]).view(-1))
 
 
-def instructions() -> None:
-    """The code that was asked for: products of those sizes, loads by TMA, registers and shared memory that fit."""
+def said(code: MachineCode, counts: dict[str, int], most_registers: int) -> None:
+    """The code has its instructions so often, and spills nothing."""
+    for word, count in counts.items():
+        assert code.ptx.count(word) == count, f"{word}: {code.ptx.count(word)} times, not {count}"
+    assert not re.search(r"\b(ld|st)\.local", code.ptx), "registers are spilt"
+    assert code.stack_bytes == 0, code
+    assert code.registers <= most_registers, code.registers
+
+
+def instructions(architecture: str) -> None:
+    """The code that was asked for: products of those sizes, loads by TMA, registers and shared memory that fit; and
+    that it is right."""
+    {HOPPER: hopper_instructions}.get(architecture, blackwell_instructions)(architecture)
+
+
+def blackwell_instructions(architecture: str) -> None:
+    """As instructions. Registers are below what 192 threads may have of a processor, so none is to be spilt."""
+    code = compile_ahead(decode_variant(architecture, torch.bfloat16, torch.float32, 64))
+    counts = {
+        "tcgen05.mma.cta_group::1.kind::f16": 576 // 16 + 2 * TILE_KEYS // 16,
+        "tcgen05.ld.sync.aligned.16x32bx2.x32": 1,
+        "tcgen05.ld.sync.aligned.32x32b.x64": 2 * 256 // 64,
+        "tcgen05.st.sync.aligned.32x32b.x64": 256 // 64,
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one": 2,
+        "tcgen05.alloc.cta_group::1": 1,
+        "tcgen05.dealloc.cta_group::1": 1,
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 2 * 576 // 64,
+        "fence.proxy.async.shared::cta": 1,
+    }
+    said(code, counts, blackwell_steps.MOST_REGISTERS)
+    # Three steps a block, so that a stage is used again; the first products are larger than the later ones are.
+    compare([270], 2, 24, 64, 2, torch.bfloat16, architecture)
+    compare([270], 2, 24, 64, 1, torch.bfloat16, architecture, late=ALL, scale=1.0)
+    assert shared_bytes == [blackwell_steps.SHARED_BYTES] * 2, shared_bytes
+    assert tensor_columns == [256 + 2 * TILE_KEYS], tensor_columns
+
+
+def faults(architecture: str) -> None:
+    """The machine finds each wait or fence that is taken out of the code: otherwise it proved nothing of them."""
+    runner = decode_runner(architecture, torch.bfloat16, torch.float32, 64)
+    sound = runner.ptx
+    waits = [one.start() for one in re.finditer(r"mbarrier\.try_wait", sound)]
+    for late in (LOADS, ALL):
+        compare([270], 1, 24, 64, 1, torch.bfloat16, architecture, late, scale=1.0)
+    spoilt = {f"wait {n}": sound[:at] + "mov.pred P1, -1; //" + sound[at:] for n, at in enumerate(waits)}
+    for word in ("fence.proxy.async.shared::cta", "tcgen05.wait::ld.sync.aligned", "tcgen05.wait::st.sync.aligned"):
+        assert word in sound
+        spoilt[word] = re.sub(re.escape(word) + "[^;]*;", "", sound)
+    missed = []
+    for name, text in spoilt.items():
+        runner.program = Program(text)
+        try:
+            for late in (LOADS, ALL):
+                compare([270], 1, 24, 64, 1, torch.bfloat16, architecture, late, scale=1.0)
+        except (MachineError, AssertionError):
+            continue
+        missed.append(name)
+    assert not missed, f"not found: {missed}"
+
+
+def same_text() -> None:
+    """The code for sm_103a is that for sm_100a, so what is shown of one holds for the other."""
+    for output, page in ((torch.float32, 64), (torch.bfloat16, 16)):
+        texts = [compile_ahead(decode_variant(one, torch.bfloat16, output, page)).ptx for one in BLACKWELLS]
+        assert texts[1].count(".target sm_103a") == 1
+        assert texts[0] == texts[1].replace(".target sm_103a", ".target sm_100a")
+
+
+def hopper_instructions(architecture: str) -> None:
+    """As instructions."""
     code = compile_ahead(decode_variant(HOPPER, torch.bfloat16, torch.float32, 64))
     counts = {
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16": 576 // 16,
@@ -85,24 +168,20 @@ def instructions() -> None:
         "setmaxnreg.inc.sync.aligned.u32": 1,
         "fence.proxy.async.shared::cta": 1,
     }
-    for word, count in counts.items():
-        assert code.ptx.count(word) == count, f"{word}: {code.ptx.count(word)} times, not {count}"
-    assert not re.search(r"\b(ld|st)\.local", code.ptx), "registers are spilt"
-    assert code.stack_bytes == 0, code
-    assert code.registers == 168, code
+    said(code, counts, 168)
     compare([270], 2, 24, 64, 2, torch.bfloat16)  # three steps a block, so that a stage is used again
-    assert shared_bytes == [SHARED_BYTES, SHARED_BYTES], shared_bytes
+    assert shared_bytes == [hopper_steps.SHARED_BYTES] * 2, shared_bytes
 
 
-def shapes(page: int, half: int) -> None:
+def shapes(architecture: str, page: int, half: int) -> None:
     """One variant in many shapes: heads that fill tiles or do not, folds, more splits than pages, empty rows."""
     dtype = torch.float16 if half else torch.bfloat16
-    compare([200, 70, 0], 1, 16, page, 3, dtype)
-    compare([65], 1, 128, page, 1, dtype)
-    compare([3, 129], 4, 24, page, 5, dtype)
-    compare([64], 3, 40, page, 2, dtype)
-    compare([300], 4, 16, page, 64, dtype)
-    compare([390], 1, 8, page, 1, dtype)
+    compare([200, 70, 0], 1, 16, page, 3, dtype, architecture)
+    compare([65], 1, 128, page, 1, dtype, architecture, late=ALL)
+    compare([3, 129], 4, 24, page, 3, dtype, architecture)
+    compare([64], 3, 40, page, 2, dtype, architecture, late=ALL)
+    compare([150], 4, 16, page, 16, dtype, architecture)
+    compare([390], 1, 8, page, 1, dtype, architecture, late=ALL, scale=1.0)
 
 
 def everything_compiles() -> None:
@@ -112,14 +191,15 @@ def everything_compiles() -> None:
         # The merge keeps an address while the exact reciprocal is called, once a row.
         most = 8 if variant.kernel == "merge" else 0
         assert code.stack_bytes <= most, f"{variant}: {code.stack_bytes} bytes of stack"
-        assert code.registers <= 168, f"{variant}: {code.registers} registers"
+        limit = 168 if variant.architecture == HOPPER else blackwell_steps.MOST_REGISTERS
+        assert code.registers <= limit, f"{variant}: {code.registers} registers"
 
 
-def numerics(kernel: str) -> None:
+def numerics(architecture: str, kernel: str) -> None:
     """The cases of the kernel's operation, as ``python -m tokenspeed_kernel.numerics`` has them."""
     load_plugins()
     said = io.StringIO()
-    with on_machine(), contextlib.redirect_stdout(said):
+    with on_machine(architecture), contextlib.redirect_stdout(said):
         status = check_numerics(["--kernel", kernel])
     print(said.getvalue())
     assert status == 0
@@ -128,6 +208,8 @@ def numerics(kernel: str) -> None:
 
 CHECKS: dict[str, Callable[..., None]] = {
     "instructions": instructions,
+    "same_text": same_text,
+    "faults": faults,
     "shapes": shapes,
     "everything_compiles": everything_compiles,
     "numerics": numerics,

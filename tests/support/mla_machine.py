@@ -7,30 +7,35 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
+import ptx_host
 import torch
 from ptx_host import HostFunction
-from ptx_machine import Memory
+from ptx_memory import Memory
 
 from tokenspeed_kernel.platform import PlatformInfo, override_platform
 from tokenspeed_mla import decode
 from tokenspeed_mla.addressing import LATENT, WIDTH, ceil_div
-from tokenspeed_mla.compilation import HOPPER, decode_variant, merge_variant
+from tokenspeed_mla.compilation import decode_variant, merge_variant
 
 PROCESSORS = 132
 
-GPU = PlatformInfo(
-    vendor="nvidia",
-    machine="x86_64",
-    isa="sm_90",
-    architecture=(9, 0),
-    driver=(580, 0),
-    cores=8,
-    memory_bytes=1 << 37,
-)
-"""The machine that it passes for."""
+
+def gpu(architecture: str) -> PlatformInfo:
+    """The machine that it passes for, of an architecture such as "sm_90a"."""
+    number = int(architecture.removeprefix("sm_").removesuffix("a"))
+    return PlatformInfo(
+        vendor="nvidia",
+        machine="x86_64",
+        isa=f"sm_{number}",
+        architecture=(number // 10, number % 10),
+        driver=(580, 0),
+        cores=8,
+        memory_bytes=1 << 37,
+    )
 
 
-def _decode_runner(architecture: str, element: torch.dtype, output: torch.dtype, page: int) -> HostFunction:
+@cache
+def decode_runner(architecture: str, element: torch.dtype, output: torch.dtype, page: int) -> HostFunction:
     """What compile_decode returns, for addresses in this process."""
 
     def lend(
@@ -72,6 +77,7 @@ def _decode_runner(architecture: str, element: torch.dtype, output: torch.dtype,
     return HostFunction(decode_variant(architecture, element, output, page), lend)
 
 
+@cache
 def _merge_runner(architecture: str, output: torch.dtype) -> HostFunction:
     """What compile_merge returns, for addresses in this process."""
 
@@ -107,15 +113,17 @@ def _address(tensor: torch.Tensor, alignment: int = 4) -> int:
 
 
 @contextmanager
-def on_machine() -> Iterator[None]:
-    """Within the block, the package takes the CPU for a GPU: tensors of this process, kernels run by the machine."""
+def on_machine(architecture: str, late: tuple[str, ...] = ()) -> Iterator[None]:
+    """Within the block, the package takes the CPU for a GPU of this architecture: tensors of this process, kernels run
+    by the machine. ``late``: as in ptx_machine.Block."""
     stand_ins: dict[str, Any] = {
-        "compile_decode": cache(_decode_runner),
-        "compile_merge": cache(_merge_runner),
+        "compile_decode": decode_runner,
+        "compile_merge": _merge_runner,
         "address_of": _address,
         "stream_of": lambda device: None,
-        "architecture_of": lambda device: HOPPER,
+        "architecture_of": lambda device: architecture,
         "processors_of": lambda device: PROCESSORS,
     }
-    with patch.multiple(decode, **stand_ins), override_platform(GPU):
+    patched = (patch.multiple(decode, **stand_ins), patch.object(ptx_host, "late_blocks", [late]))
+    with patched[0], patched[1], override_platform(gpu(architecture)):
         yield

@@ -1,6 +1,7 @@
 """The arithmetic of ptx_machine: instructions that read registers and write one."""
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ def _shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 _SIMPLE: dict[str, Callable[..., np.ndarray]] = {
     "add": lambda a, b: a + b,
+    "mul": lambda a, b: a * b,
     "sub": lambda a, b: a - b,
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
@@ -64,8 +66,8 @@ _SIMPLE: dict[str, Callable[..., np.ndarray]] = {
     "div": _quotient,
     "shl": lambda a, b: a << b,
     "shr": _shift_right,
-    "min": np.fmin,
-    "max": np.fmax,
+    "min": lambda *numbers: reduce(np.fmin, numbers),
+    "max": lambda *numbers: reduce(np.fmax, numbers),
     "fma": lambda a, b, c: (a.astype(np.float64) * b + c).astype(np.float32),
     "rcp": lambda a: np.float32(1.0) / a,
     "ex2": np.exp2,
@@ -75,14 +77,27 @@ _SIMPLE: dict[str, Callable[..., np.ndarray]] = {
 
 def _simple(warp: Any, instruction: Any) -> None:
     kind = instruction.parts[-1]
-    function = np.maximum if "NaN" in instruction.parts else _SIMPLE[instruction.parts[0]]
+    function = _SIMPLE[instruction.parts[0]]
+    if "NaN" in instruction.parts:
+        function = _largest_or_nan
     with np.errstate(all="ignore"):
-        warp.write(instruction.operands[0], function(*_read(warp, instruction, kind)))
+        if kind == "f32x2":  # two numbers in a register of 64 bits
+            pairs = [number.view(np.float32) for number in _read(warp, instruction, "u64")]
+            warp.write(instruction.operands[0], function(*pairs).view(np.uint64))
+        else:
+            warp.write(instruction.operands[0], function(*_read(warp, instruction, kind)))
+
+
+def _largest_or_nan(*numbers: np.ndarray) -> np.ndarray:
+    return reduce(np.maximum, numbers)
 
 
 def _multiply(warp: Any, instruction: Any) -> None:
     """mul and mad, the low half or twice as wide."""
     kind = instruction.parts[-1]
+    if kind == "f32x2":
+        _simple(warp, instruction)
+        return
     numbers = [warp.value(operand, kind) for operand in instruction.operands[1:3]]
     with np.errstate(all="ignore"):
         if "wide" in instruction.parts:

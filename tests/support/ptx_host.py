@@ -14,7 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ptx_machine import Block, Memory, Program
+from ptx_machine import Block
+from ptx_memory import Memory
+from ptx_program import Program
 from ptx_tensors import TensorMap
 
 from tokenspeed_mla.compilation import Variant, compile_variant
@@ -39,23 +41,28 @@ _Report = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.
 shared_bytes = [0, 0]
 """The most that any block was given, and touched."""
 
+tensor_columns = [0]
+"""The most of tensor memory that any block touched."""
 
-def _link(folder: Path, name: str, *sources: Path) -> Path:
+late_blocks: list[tuple[str, ...]] = [()]
+"""What blocks are late with (ptx_machine)."""
+
+
+def _link(folder: Path, *objects: Path) -> Path:
+    """The objects with a runtime of their own, which they take before one that the compiler has loaded."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         raise RuntimeError("no C++ compiler (c++ or g++) is on the PATH")
-    target = folder / f"{name}.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", target, *sources], check=True)
+    source, target = folder / "runtime.cpp", folder / "linked.so"
+    source.write_text(_RUNTIME)
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-Bsymbolic", "-o", target, *objects, source], check=True)
     return target
 
 
 @cache
 def _runtime() -> ctypes.CDLL:
-    """The runtime that reports launches; its symbols are everybody's from now on."""
-    folder = Path(tempfile.mkdtemp())
-    source = folder / "runtime.cpp"
-    source.write_text(_RUNTIME)
-    return ctypes.CDLL(str(_link(folder, "runtime", source)), mode=ctypes.RTLD_GLOBAL)
+    """The runtime alone, for the compiler, which looks its names up before it exports."""
+    return ctypes.CDLL(str(_link(Path(tempfile.mkdtemp()))), mode=ctypes.RTLD_GLOBAL)
 
 
 def _tensor_map(parameter: bytes) -> TensorMap:
@@ -74,19 +81,21 @@ class HostFunction:
     stream, which is nothing here. ``lend`` says what memory a launch may touch."""
 
     def __init__(self, variant: Variant, lend: Callable[..., Memory]) -> None:
-        runtime, folder = _runtime(), Path(tempfile.mkdtemp())
+        _runtime()
+        folder = Path(tempfile.mkdtemp())
         found = compile_variant(variant, f"--keep-ptx --dump-dir {folder}")
-        self.program, self.lend = Program(found.__ptx__), lend
+        self.ptx, self.lend = found.__ptx__, lend
+        self.program = Program(self.ptx)
         found.export_to_c(str(folder), "kernel")
         header = (folder / "kernel.h").read_text()
         (prototype,) = re.findall(r"cute_dsl_kernel_wrapper\(([^)]*)\)", header)
         kinds = {"void": ctypes.c_void_p, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
         kinds["cudaStream_t"] = ctypes.c_void_p
         self.kinds: list[Any] = [kinds[words.split()[0]] for words in prototype.split(", ")[1:]]
-        library = ctypes.CDLL(str(_link(folder, "kernel", folder / "kernel.o")))
+        library = ctypes.CDLL(str(_link(folder, folder / "kernel.o")))
         (name,) = set(re.findall(r"_mlir_kernel__mlir_ciface_\w+", header))
         self.function = library[name]
-        self.report = runtime.report_launches
+        self.report = library.report_launches
 
     def __call__(self, *arguments: int | float | None) -> None:
         memory = self.lend(*arguments)
@@ -122,6 +131,7 @@ class HostFunction:
         for z in range(numbers[2]):
             for y in range(numbers[1]):
                 for x in range(numbers[0]):
-                    block = Block(self.program, memory, parameters, (x, y, z), numbers[3], given)
+                    block = Block(self.program, memory, parameters, (x, y, z), numbers[3], given, late_blocks[0])
                     block.run()
                     shared_bytes[1] = max(shared_bytes[1], block.shared_used)
+                    tensor_columns[0] = max(tensor_columns[0], block.tensor.used)

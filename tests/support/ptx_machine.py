@@ -1,123 +1,34 @@
 """Runs a compiled kernel's PTX without a GPU: a block's warps by numpy, 32 lanes at a time.
 
 What it covers is what kernel-backends/mla compiles to: integer and float32 arithmetic, shared and global memory, named
-barriers, mbarriers, TMA tile loads with the 128-byte swizzle, and wgmma on 16-bit operands in shared memory. It follows
-the PTX ISA on layouts: shared-memory matrix descriptors, the fragments of wgmma, the swizzle as a function of the
-address.
+barriers, mbarriers, TMA tile loads with the 128-byte swizzle, wgmma on 16-bit operands in shared memory, and tcgen05
+with tensor memory (ptx_tensor_memory). It follows the PTX ISA on layouts: shared-memory matrix descriptors, the
+fragments of wgmma, the swizzle as a function of the address.
 
-Lanes that branch apart run from the least place in the text on, each mask by itself. Memory accesses happen at once and
-in the order of issue, so it finds wrong addresses, layouts, counts and deadlocks, and no missing fence. An access
-outside of the memory it was given raises MachineError, and fresh shared memory holds NaN.
+Lanes that branch apart run from the least place in the text on, each mask by itself. Loads by TMA and products of
+tcgen05, which nobody sees end but by an mbarrier, are done at once, or, where a block is ``late`` with them, only when
+no warp gets on without them: what reads before it has waited finds NaN or what was there before. Other accesses happen
+at once and in the order of issue. A product that reads what a warp wrote and no fence brought to the other proxy is an
+error; other missing fences are not found. An access outside of the memory it was given raises MachineError, and fresh
+shared memory holds NaN.
 """
 
-import ctypes
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from ptx_arithmetic import ARITHMETIC, MachineError, bits_of, typed
-from ptx_tensors import LINE_BYTES, TensorMap, operand_places, swizzle, unrounded
+from ptx_memory import Barrier, Memory
+from ptx_program import Instruction, Program
+from ptx_tensor_memory import TensorMemory
+from ptx_tensors import LINE_BYTES, TensorMap, narrow, operand_places, swizzle
 
 LANES = 32
 SHARED_BASE = 1024
 PARAM_BASE = 1 << 60
 PARAM_STRIDE = 4096
 _ALL = np.ones(LANES, dtype=bool)
-
-
-@dataclass
-class Memory:
-    """The device's memory: what was lent of this process's, and nothing else."""
-
-    regions: list[tuple[int, np.ndarray]] = field(default_factory=list)
-
-    def lend(self, address: int, count: int) -> None:
-        """Lets a kernel have ``count`` bytes of this process's memory."""
-        if count > 0:
-            self.regions.append((address, np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))))
-
-    def locate(self, address: int, count: int) -> np.ndarray:
-        """The ``count`` bytes from ``address`` on, to read or to write."""
-        for base, flat in self.regions:
-            if base <= address and address + count <= base + len(flat):
-                return flat[address - base : address - base + count]
-        raise MachineError(f"global memory at {address:#x} for {count} bytes: nothing is there")
-
-
-@dataclass
-class Barrier:
-    """An mbarrier: arrivals it waits for in each phase, and bytes still to come."""
-
-    count: int
-    pending: int
-    phase: int = 0
-    bytes: int = 0
-
-    def settle(self) -> None:
-        if self.pending < 0:
-            raise MachineError("more arrivals at an mbarrier than it counts")
-        if self.pending == 0 and self.bytes == 0:
-            self.phase ^= 1
-            self.pending = self.count
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One line: guard (register, negated), opcode with its suffixes, operands."""
-
-    guard: tuple[str, bool] | None
-    opcode: str
-    parts: tuple[str, ...]
-    operands: tuple[str, ...]
-    text: str
-
-    @property
-    def is_straight(self) -> bool:
-        """Whether all lanes that come to it do it, and go on to the next."""
-        return self.guard is None and self.parts[0] not in ("bra", "ret")
-
-
-class Program:
-    """A kernel's instructions, where its labels stand, and its parameters' names."""
-
-    def __init__(self, ptx: str) -> None:
-        body = ptx[ptx.index(".visible .entry") :]
-        declared = re.findall(r"\.param\s+(?:\.align \d+ )?\.\w(\d+) (\w+)(?:\[(\d+)\])?", body[: body.index("{")])
-        self.parameters = [name for _, name, _ in declared]
-        self.parameter_bytes = [int(count or 1) * int(bits) // 8 for bits, _, count in declared]
-        text = re.sub(r"//[^\n]*", "", body[body.index("{") :])
-        text = re.sub(r"\.(reg|pragma)[^;]*;", "", text)
-        self.instructions: list[Instruction] = []
-        self.labels: dict[str, int] = {}
-        scope, scopes = "", 0
-        # Labels of an inline block are its own: each gets the block's number.
-        for token in re.finditer(r"([$\w]+):(?!:)|(@?!?[%\w.:]+[^;{}]*(?:\{[^}]*\}[^;{}]*)*;)|([{}])", text):
-            label, line, brace = token.groups()
-            if brace == "{":
-                scopes += 1
-                scope = f"@{scopes}"
-            elif brace == "}":
-                scope = ""
-            elif label:
-                self.labels[label + ("" if label.startswith("$") else scope)] = len(self.instructions)
-            else:
-                self.instructions.append(self._parse(" ".join(line.split()), scope))
-
-    def _parse(self, line: str, scope: str) -> Instruction:
-        guard = None
-        if line.startswith("@"):
-            name, line = line[1:].split(" ", 1)
-            guard = (name.removeprefix("!"), name.startswith("!"))
-        opcode, _, rest = line.rstrip(";").strip().partition(" ")
-        operands = tuple(
-            piece.strip()
-            for piece in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{}\[\]][^,{}\[\]]*", rest)
-            if piece.strip()
-        )
-        if opcode.startswith("bra"):
-            operands = tuple(name if name.startswith("$") else name + scope for name in operands)
-        return Instruction(guard, opcode, tuple(opcode.split(".")), operands, line)
 
 
 class Warp:
@@ -128,6 +39,7 @@ class Warp:
         self.registers: dict[str, np.ndarray] = {}
         self.places = np.zeros(LANES, dtype=np.int64)
         self.mask = _ALL
+        self.waits_at = ""
         lanes = np.arange(LANES, dtype=np.uint32) + LANES * index
         self.special = {"%tid.x": lanes, "%laneid": lanes % LANES}
         for axis, number in zip("xyz", block.position, strict=True):
@@ -207,7 +119,8 @@ class Warp:
 
 
 class Block:
-    """One block of a launch. ``parameters`` are bytes, or a TensorMap, in the order of the kernel."""
+    """One block of a launch. ``parameters`` are bytes, or a TensorMap, in the order of the kernel; ``late``: which of
+    "loads" and "products" wait until no warp gets on, the loads the last first."""
 
     def __init__(
         self,
@@ -217,6 +130,7 @@ class Block:
         position: tuple[int, int, int],
         threads: int,
         shared_bytes: int,
+        late: tuple[str, ...] = (),
     ) -> None:
         self.program, self.memory, self.position = program, memory, position
         if len(parameters) != len(program.parameters):
@@ -225,6 +139,11 @@ class Block:
         self.parameters = parameters
         self.shared = np.full(shared_bytes, 0xFF, dtype=np.uint8)
         self.shared_used = 0
+        # Of each byte, 1 more than the warp that wrote it, until its fence makes it visible to the other proxy.
+        self.written = np.zeros(shared_bytes, dtype=np.uint8)
+        self.tensor = TensorMemory(self)
+        self.late = late
+        self.under_way: dict[str, deque[Callable[[], None]]] = {"loads": deque(), "products": deque()}
         self.barriers: dict[int, Barrier] = {}
         self.waiting: dict[int, set[int]] = {}
         self.rounds: dict[int, int] = {}
@@ -242,32 +161,61 @@ class Block:
                 except StopIteration:
                     running.remove(one)
                     moved = True
-            stuck = 0 if moved else stuck + 1
+            stuck = 0 if moved or self._do_something() else stuck + 1
             if stuck > 2:
-                raise MachineError(f"the block is stuck: {len(running)} warps wait")
+                raise MachineError(f"the block is stuck; its warps wait at {[warp.waits_at for warp in self.warps]}")
+        if any(self.under_way.values()):
+            raise MachineError("the block has ended, and loads or products are under way")
+        if self.tensor.columns:
+            raise MachineError(f"{self.tensor.columns} columns of tensor memory are not given back")
         for address, barrier in self.barriers.items():
             if barrier.pending != barrier.count or barrier.bytes:
                 raise MachineError(f"the mbarrier at {address} is left in mid-phase: {barrier}")
+
+    def soon(self, queue: str, action: Callable[[], None]) -> None:
+        """Does what runs by itself: at once, or when nothing else can be done."""
+        if queue in self.late:
+            self.under_way[queue].append(action)
+        else:
+            action()
+
+    def _do_something(self) -> bool:
+        """The last load that is under way, or else the first product."""
+        loads, products = self.under_way.values()
+        if loads or products:
+            (loads.pop() if loads else products.popleft())()
+            return True
+        return False
 
     def execute(self, warp: Warp, instruction: Instruction) -> Iterator[bool]:
         """Does one instruction for the lanes of the warp's mask."""
         name = instruction.parts[0]
         handler = getattr(self, f"_{name}", None)
+        warp.waits_at = instruction.text
         try:
             if handler is not None:
                 waits = handler(warp, instruction)
                 if waits is not None:
                     yield from waits
             elif name in ARITHMETIC:
-                ARITHMETIC[name](warp, instruction)
+                self._compute(warp, instruction)
             else:
                 raise MachineError("no such instruction here")
         except MachineError as error:
             raise MachineError(f"{instruction.text[:200]}: {error}") from error
 
+    def _compute(self, warp: Warp, instruction: Instruction) -> None:
+        function = ARITHMETIC[instruction.parts[0]]
+        if instruction.parts[0] == "mov" and self.tensor.loading and warp.mask.all():
+            target, *sources = instruction.operands
+            names = [name.strip() for source in sources for name in source.strip("{}").split(",")]
+            if self.tensor.defers(warp, lambda: function(warp, instruction), names, target):
+                return
+        function(warp, instruction)
+
     # ------------------------------------------------------------------------------------------------------- memory
 
-    def _bytes(self, address: int, count: int, space: str) -> np.ndarray:
+    def memory_at(self, address: int, count: int, space: str) -> np.ndarray:
         if space == "shared":
             start = address - SHARED_BASE
             if start < 0 or start + count > len(self.shared):
@@ -306,12 +254,15 @@ class Block:
         values = np.stack([warp.value(name, f"u{8 * width}") for name in sources])
         addresses = warp.address(instruction.operands[0])
         for lane in np.flatnonzero(warp.mask):
-            self._aligned(int(addresses[lane]), count * width, space).view(f"u{width}")[:] = values[:, lane]
+            address = int(addresses[lane])
+            self._aligned(address, count * width, space).view(f"u{width}")[:] = values[:, lane]
+            if space == "shared":
+                self.written[address - SHARED_BASE :][: count * width] = warp.index + 1
 
     def _aligned(self, address: int, count: int, space: str) -> np.ndarray:
         if address % count and space != "param":
             raise MachineError(f"address {address:#x} is no multiple of {count}")
-        return self._bytes(address, count, space)
+        return self.memory_at(address, count, space)
 
     def _cp(self, warp: Warp, instruction: Instruction) -> None:
         """cp.async.bulk.tensor, of one box by one lane."""
@@ -324,19 +275,24 @@ class Block:
             raise MachineError("the parameter is no tensor map")
         start = [warp.uniform(part.strip(), "s32") for part in coordinates.split(",")]
         address = int(warp.address(target)[warp.mask][0])
-        for line, place in tensor.lines(start, lambda at, count: self._bytes(at, count, "global")):
-            for chunk in range(0, LINE_BYTES, 16):
-                to = int(swizzle(address + place * LINE_BYTES + chunk))
-                self._bytes(to, 16, "shared")[:] = line[chunk : chunk + 16]
         if address % 1024:
             raise MachineError(f"a swizzled box at {address:#x}, which is no multiple of 1024")
-        found = self._barrier(int(warp.address(barrier)[warp.mask][0]))
-        found.bytes -= tensor.box_bytes
-        found.settle()
+        found = self.barrier_at(int(warp.address(barrier)[warp.mask][0]))
+
+        def land() -> None:
+            for line, place in tensor.lines(start, lambda at, count: self.memory_at(at, count, "global")):
+                for chunk in range(0, LINE_BYTES, 16):
+                    to = int(swizzle(address + place * LINE_BYTES + chunk))
+                    self.memory_at(to, 16, "shared")[:] = line[chunk : chunk + 16]
+                    self.written[to - SHARED_BASE :][:16] = 0
+            found.bytes -= tensor.box_bytes
+            found.settle()
+
+        self.soon("loads", land)
 
     # ----------------------------------------------------------------------------------------------- synchronisation
 
-    def _barrier(self, address: int) -> Barrier:
+    def barrier_at(self, address: int) -> Barrier:
         if address not in self.barriers:
             raise MachineError(f"no mbarrier was made at {address}")
         return self.barriers[address]
@@ -352,10 +308,10 @@ class Block:
                 int(warp.value(operands[index + 1], "u32")[lane]),
             )
             if kind == "init":
-                self._bytes(address, 8, "shared")
+                self.memory_at(address, 8, "shared")
                 self.barriers[address] = Barrier(number, number)
                 continue
-            barrier = self._barrier(address)
+            barrier = self.barrier_at(address)
             expects = "expect_tx" in instruction.parts
             barrier.bytes += number if expects else 0
             barrier.pending -= 1 if expects else number
@@ -363,7 +319,7 @@ class Block:
         return None
 
     def _wait(self, warp: Warp, operands: tuple[str, ...]) -> Iterator[bool]:
-        barrier = self._barrier(int(warp.address(operands[1])[warp.mask][0]))
+        barrier = self.barrier_at(int(warp.address(operands[1])[warp.mask][0]))
         parity = warp.uniform(operands[2], "u32")
         while barrier.phase == parity:
             yield False
@@ -373,6 +329,8 @@ class Block:
     def _bar(self, warp: Warp, instruction: Instruction) -> Iterator[bool]:
         if not warp.mask.all():
             raise MachineError("a part of a warp waits at a barrier")
+        if instruction.parts[1] == "warp":
+            return
         number = int(instruction.operands[0])
         threads = int(instruction.operands[1]) if len(instruction.operands) > 1 else LANES * len(self.warps)
         waiting, turn = self.waiting.setdefault(number, set()), self.rounds.get(number, 0)
@@ -397,10 +355,36 @@ class Block:
             raise MachineError("a shuffle reads a lane that is not there")
         warp.write(target.split("|")[0], warp.value(source, "u32")[where])
 
-    def _fence(self, warp: Warp, instruction: Instruction) -> None:
-        """Memory is in order here."""
+    def _vote(self, warp: Warp, instruction: Instruction) -> None:
+        target, source = instruction.operands[:2]
+        agree = np.any if "any" in instruction.parts else np.all
+        warp.write(target, np.full(LANES, agree(warp.value(source, "pred")[warp.mask])))
 
-    _setmaxnreg = _fence
+    def _fence(self, warp: Warp, instruction: Instruction) -> None:
+        """Memory is in order here, but for what tensor cores read."""
+        if instruction.parts[1:3] == ("proxy", "async"):
+            if not warp.mask.all():
+                raise MachineError("a part of a warp brings its writes to the other proxy")
+            self.written[self.written == warp.index + 1] = 0
+
+    def _setmaxnreg(self, warp: Warp, instruction: Instruction) -> None:
+        """Registers are enough here."""
+
+    _griddepcontrol = _setmaxnreg
+
+    def _tcgen05(self, warp: Warp, instruction: Instruction) -> None:
+        self.tensor.execute(warp, instruction)
+
+    def shared_elements(self, places: np.ndarray, element: str) -> np.ndarray:
+        """What a tensor core reads at these addresses of shared memory, as unsigned bits."""
+        offsets, width = places - SHARED_BASE, 1 if element == "e4m3" else 2
+        if offsets.min() < 0 or offsets.max() + width > len(self.shared):
+            raise MachineError(f"an operand lies at {offsets.min()} to {offsets.max()} of shared memory")
+        self.shared_used = max(self.shared_used, int(offsets.max()) + width)
+        writers = set(self.written[offsets].flat) - {0}
+        if writers:
+            raise MachineError(f"warp {writers.pop() - 1} wrote an operand, and no fence brought it to the other proxy")
+        return self.shared.view(f"u{width}")[offsets // width]
 
     # -------------------------------------------------------------------------------------------------------- wgmma
 
@@ -416,11 +400,10 @@ class Block:
             raise MachineError("only m64 with scales 1 is modelled")
         element = instruction.parts[6]
         own = np.arange(16) + 16 * (warp.index % 4)
-        memory = self.shared.view(np.uint16)
-        places = operand_places(warp.uniform(left, "u64"), own, turn_a == "1") - SHARED_BASE // 2
-        a = unrounded(memory[places], element)
-        places = operand_places(warp.uniform(right, "u64"), np.arange(columns), turn_b == "1") - SHARED_BASE // 2
-        b = unrounded(memory[places], element)
+        places = operand_places(warp.uniform(left, "u64"), own, turn_a == "1")
+        a = narrow(self.shared_elements(places, element), element)
+        places = operand_places(warp.uniform(right, "u64"), np.arange(columns), turn_b == "1")
+        b = narrow(self.shared_elements(places, element), element)
         product = a.astype(np.float64) @ b.astype(np.float64).T
         lane, names = np.arange(LANES), [name.strip() for name in registers.strip("{}").split(",")]
         keeps = warp.value(adds, "pred")

@@ -1,4 +1,4 @@
-"""Matrices of ptx_machine: what a TMA descriptor names, and how wgmma reads shared memory."""
+"""Matrices of ptx_machine: what a TMA descriptor names, and how tensor cores read shared memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -43,22 +43,24 @@ class TensorMap:
             yield line, number
 
 
-def operand_places(descriptor: int, rows: np.ndarray, turned: bool) -> np.ndarray:
-    """Where rows (of M or N) by 16 (of K) of a matrix lie, in 16-bit elements of shared memory's address space.
+def operand_places(descriptor: int, rows: np.ndarray, turned: bool, width: int = 2) -> np.ndarray:
+    """Where rows (of M or N) by 32 bytes (of K) of a matrix lie: addresses of its elements of ``width`` bytes, in
+    shared memory's address space.
 
     A descriptor has start, leading and stride byte offsets, in units of 16. A row's K lies in a line of 128 bytes,
-    eight such lines ``stride`` before the next eight; a turned matrix has lines of 64 rows, ``leading`` before the next
-    64, and eight of K ``stride`` before the next.
+    eight such lines ``stride`` before the next eight; a turned matrix has lines of 128 bytes of rows, ``leading``
+    before the next, and eight of K ``stride`` before the next.
     """
     start, leading, stride = ((descriptor >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     if descriptor >> 62 != 1:
         raise MachineError("only the 128-byte swizzle is modelled")
-    mn, k = rows[:, None], np.arange(16)[None, :]
+    mn, k = rows[:, None], np.arange(32 // width)[None, :]
+    line = LINE_BYTES // width
     if turned:
-        offset = mn % 64 * 2 + mn // 64 * leading + k % 8 * LINE_BYTES + k // 8 * stride
+        offset = mn % line * width + mn // line * leading + k % 8 * LINE_BYTES + k // 8 * stride
     else:
-        offset = mn % 8 * LINE_BYTES + mn // 8 * stride + k * 2
-    return swizzle(start + offset) // 2
+        offset = mn % 8 * LINE_BYTES + mn // 8 * stride + k * width
+    return swizzle(start + offset)
 
 
 def swizzle(address: Any) -> Any:
@@ -66,8 +68,22 @@ def swizzle(address: Any) -> Any:
     return address ^ ((address >> 7 & 7) << 4)
 
 
-def unrounded(bits: np.ndarray, element: str) -> np.ndarray:
-    """16-bit floats as float32."""
+def narrow(bits: np.ndarray, element: str) -> np.ndarray:
+    """Floats of 8 or 16 bits as float32."""
+    if element == "e4m3":
+        return _E4M3[bits]
     if element == "f16":
         return bits.view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _e4m3() -> np.ndarray:
+    """The value of every byte."""
+    byte = np.arange(256)
+    exponent, fraction = byte >> 3 & 15, byte & 7
+    size = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
+    size[(byte & 127) == 127] = np.nan
+    return np.where(byte >> 7, -size, size).astype(np.float32)
+
+
+_E4M3 = _e4m3()

@@ -11,6 +11,7 @@ import torch
 
 from tokenspeed_mla.addressing import PAGE_SIZES
 from tokenspeed_mla.compilation import (
+    DECODING,
     ELEMENTS,
     HOPPER,
     OUTPUTS,
@@ -21,7 +22,7 @@ from tokenspeed_mla.compilation import (
 )
 
 OTHER_ARCHITECTURES = ("sm_80", "sm_89", "sm_100a", "sm_103a", "sm_120a")
-"""Those that the merge is tried on beside Hopper. Version 4.8.1 of the compiler fails on sm_107a."""
+"""Those that the merge is tried on beside Hopper."""
 
 _REGISTERS, _FRAME = 0x2F, 0x11
 """Attributes of the section .nv.info: a function's number, then its registers a thread or its bytes of stack."""
@@ -90,7 +91,8 @@ def _attributes(content: bytes) -> list[tuple[int, int]]:
 def variants() -> list[Variant]:
     """Every variant there is; of the merge, one output on other architectures."""
     decodes = [
-        decode_variant(HOPPER, element, output, page)
+        decode_variant(architecture, element, output, page)
+        for architecture in DECODING
         for element in ELEMENTS
         for output in (element, torch.float32)
         for page in PAGE_SIZES

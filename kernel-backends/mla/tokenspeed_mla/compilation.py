@@ -20,7 +20,13 @@ from tokenspeed_kernel.serving_guard import note_compilation
 from tokenspeed_mla.addressing import PAGE_SIZES
 
 HOPPER = "sm_90a"
-"""The architecture that the decode is written for: wgmma exists on no other."""
+"""Where wgmma exists, and nowhere else."""
+
+BLACKWELLS = ("sm_100a", "sm_103a")
+"""Where tcgen05 exists, and this compiler makes code for it: version 4.8.1 fails on sm_107a."""
+
+DECODING = (HOPPER, *BLACKWELLS)
+"""The architectures that there is a decode for."""
 
 OPTIONS = "--warnings"
 ELEMENTS = (torch.bfloat16, torch.float16)
@@ -64,8 +70,8 @@ _compiled: dict[Variant, Any] = {}
 def decode_variant(architecture: str, element: torch.dtype, output: torch.dtype, page_size: int) -> Variant:
     """The variant of the decode for these; raises ValueError where there is none, ImportError without
     nvidia-cutlass-dsl."""
-    if architecture != HOPPER:
-        raise ValueError(f"mla decode: there is no kernel for {architecture}; there is one for {HOPPER}")
+    if architecture not in DECODING:
+        raise ValueError(f"mla decode: no kernel for {architecture}; there is one for {', '.join(DECODING)}")
     if element not in ELEMENTS:
         raise ValueError(f"mla decode: element type {element}; use one of {', '.join(map(str, ELEMENTS))}")
     if page_size not in PAGE_SIZES:
@@ -79,8 +85,8 @@ def merge_variant(architecture: str, output: torch.dtype) -> Variant:
 
 
 def compile_decode(architecture: str, element: torch.dtype, output: torch.dtype, page_size: int) -> Any:
-    """The compiled decode, called as HopperDecode.__call__ (kernels/hopper.py) without ``self``. Raises CompileError,
-    and what decode_variant does."""
+    """The compiled decode, called as HopperDecode.__call__ (kernels/hopper.py) without ``self``, on Blackwell too.
+    Raises CompileError, and what decode_variant does."""
     return _get(decode_variant(architecture, element, output, page_size))
 
 
@@ -176,12 +182,14 @@ def _trace_decode(variant: Variant, options: str) -> Any:
     import cutlass.cute as cute
     from cuda.bindings.driver import CUstream
 
+    from tokenspeed_mla.kernels.blackwell import BlackwellDecode
     from tokenspeed_mla.kernels.hopper import HopperDecode
 
     assert variant.element is not None
+    kernel_type = HopperDecode if variant.architecture == HOPPER else BlackwellDecode
     pointers = [_some(variant.element, 16), _some(variant.element, 16), _some(torch.int32), _some(torch.int32)]
     pointers += [_some(variant.output, 16), _some(torch.float32)]
-    kernel = HopperDecode(element_type(variant.element), element_type(variant.output), variant.page_size)
+    kernel = kernel_type(element_type(variant.element), element_type(variant.output), variant.page_size)
     return cute.compile(kernel, *pointers, *[1] * 13, 1.0, CUstream(0), options=options)
 
 

@@ -9,7 +9,7 @@ from tokenspeed_kernel.signature import BFLOAT16, FLOAT32, FormatSignature
 from tokenspeed_kernel.traits import TraitBound, one_of
 from tokenspeed_mla import operations
 from tokenspeed_mla.addressing import LATENT, PAGE_SIZES, ROTARY
-from tokenspeed_mla.requirement import ON_ANY, ON_HOPPER
+from tokenspeed_mla.requirement import ON_ANY, WHERE_DECODED
 
 SOLUTION = "mla_cute"
 
@@ -48,8 +48,8 @@ def _register(
 
 def register() -> None:
     """Registers every kernel of this package."""
-    _register("mla_decode", operations.decode, ON_HOPPER, _READS, _READ)
-    _register("mla_decode_partial", operations.decode_partial, ON_HOPPER, _READS, _READ)
-    _register("mla_extend", operations.extend, ON_HOPPER, _READS, _READ)
+    _register("mla_decode", operations.decode, WHERE_DECODED, _READS, _READ)
+    _register("mla_decode_partial", operations.decode_partial, WHERE_DECODED, _READS, _READ)
+    _register("mla_extend", operations.extend, WHERE_DECODED, _READS, _READ)
     merged = frozenset({MERGE_SIGNATURE})
     _register("merge_partials", operations.merge_partials, ON_ANY, merged, {"head_dim": one_of(LATENT)})

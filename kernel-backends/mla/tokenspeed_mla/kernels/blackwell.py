@@ -1,0 +1,371 @@
+"""Latent decode on Blackwell: tcgen05 on tiles of 64 rows, sums in tensor memory, TMA loads, partial outputs with lse.
+
+A block is 6 warps. Warp 5 loads: its queries once, then the keys of every step into one of two stages, each page by
+TMA. Warp 4 issues the products, which run by themselves and report to mbarriers. Warps 0 to 3 are the softmax, and
+correct what was summed. In a step
+
+1. the scores of 64 keys with all rows become one of two buffers of tensor memory (m64n64k16, 36 times);
+2. the softmax reads them, masks, and writes the weights, rounded, into shared memory;
+3. where a row's largest score grew much, it scales what was summed so far;
+4. weights times latents are added to the sums, two halves of 256 columns (m64n256k16, 4 times each).
+
+The scores of the next step are asked for before the values of this one, so that the tensor core works while the
+softmax does. The latents are the values as they lie in the stage, read with the other major mode: they are loaded once,
+for both products, so keys and values have one loading warp.
+
+A tile of 64 rows takes 16 of each 32 lanes of tensor memory: row 16 w + l of the tile is lane 32 w + l. The second half
+of the sums lies in the other 16 lanes of the same columns, so thread l of a warp has row l % 16 and half l / 16 of
+everything.
+"""
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.cute.nvgpu.tcgen05 import SmemLayoutAtomKind, make_smem_layout_atom
+from cutlass.memory import SmemAllocator
+from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
+
+from tokenspeed_mla.addressing import LATENT, TILE_KEYS, TILE_ROWS, WIDTH, ceil_div, page_of, split_keys, visible_keys
+from tokenspeed_mla.kernels.blackwell_steps import (
+    COLUMNS,
+    HALF_KEYS,
+    HALF_LATENT,
+    LOADING_WARP,
+    LOG2_E,
+    PRODUCT_WARP,
+    SOFTMAX_WARPS,
+    STAGES,
+    TENSOR_COLUMNS,
+    THREADS,
+    clear,
+    correct,
+    finish,
+    multiply,
+    score_tensor,
+    sum_tensor,
+    weigh,
+)
+from tokenspeed_mla.kernels.operands import cache_entries, group_outputs, group_queries, group_sums
+
+
+class BlackwellDecode:
+    """One compiled variant: element type of queries and cache, type of the output, tokens of a page."""
+
+    def __init__(self, element: type[cutlass.Numeric], output: type[cutlass.Numeric], page_size: int) -> None:
+        self.element = element
+        self.output = output
+        self.page_size = page_size
+        self.box_keys = min(page_size, TILE_KEYS)
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Pointer,
+        cache: cute.Pointer,
+        page_table: cute.Pointer,
+        seq_lens: cute.Pointer,
+        out: cute.Pointer,
+        lse: cute.Pointer,
+        batch: Int32,
+        groups: Int32,
+        fold: Int32,
+        heads: Int32,
+        splits: Int32,
+        pages: Int32,
+        block_stride: Int64,
+        token_stride: Int64,
+        table_stride: Int64,
+        out_group_stride: Int64,
+        out_split_stride: Int64,
+        lse_group_stride: Int64,
+        lse_split_stride: Int64,
+        scale: Float32,
+        stream: cuda.CUstream,
+    ) -> None:
+        """Launches the kernel; decode.py says what each argument is. Strides are in elements."""
+        rows, all_groups = fold * heads, batch * groups
+        queries = group_queries(q, rows, all_groups)
+        entries = cache_entries(cache, self.page_size, pages, block_stride, token_stride)
+        outputs = group_outputs(out, rows, all_groups, splits, out_group_stride, out_split_stride)
+        sums = group_sums(lse, rows, all_groups, splits, lse_group_stride, lse_split_stride)
+        tables = cute.make_tensor(page_table, cute.make_layout((batch, pages), stride=(table_stride, 1)))
+        lengths = cute.make_tensor(seq_lens, cute.make_layout(batch))
+
+        swizzled = make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        q_atom, q_tma = cpasync.make_tiled_tma_atom(
+            load, queries, cute.tile_to_shape(swizzled, (TILE_ROWS, COLUMNS), order=(0, 1)), (TILE_ROWS, COLUMNS)
+        )
+        kv_atom, kv_tma = cpasync.make_tiled_tma_atom(
+            load,
+            entries,
+            cute.tile_to_shape(swizzled, (self.box_keys, COLUMNS), order=(0, 1)),
+            (self.box_keys, COLUMNS),
+        )
+        kernel = self._kernel(
+            q_atom,
+            q_tma,
+            kv_atom,
+            kv_tma,
+            tables,
+            lengths,
+            outputs,
+            sums,
+            cute.tile_to_shape(swizzled, (TILE_ROWS, WIDTH), order=(0, 1)),
+            cute.tile_to_shape(swizzled, (TILE_KEYS, WIDTH, STAGES), order=(0, 1, 2)),
+            cute.tile_to_shape(swizzled, (TILE_ROWS, TILE_KEYS), order=(0, 1)),
+            self._product(OperandMajorMode.K, TILE_KEYS),
+            self._product(OperandMajorMode.MN, HALF_LATENT),
+            groups,
+            fold,
+            heads,
+            splits,
+            scale,
+        )
+        grid = (ceil_div(rows, TILE_ROWS), all_groups, splits)
+        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1)
+
+    def _product(self, major: OperandMajorMode, columns: int) -> cute.TiledMma:
+        """64 rows by ``columns``, 16 deep, sums in float32."""
+        return make_trivial_tiled_mma(
+            self.element,
+            self.element,
+            OperandMajorMode.K,
+            major,
+            Float32,
+            tcgen05.CtaGroup.ONE,
+            (TILE_ROWS, columns),
+        )
+
+    @cute.kernel
+    def _kernel(
+        self,
+        q_atom: cute.CopyAtom,
+        q_tma: cute.Tensor,
+        kv_atom: cute.CopyAtom,
+        kv_tma: cute.Tensor,
+        tables: cute.Tensor,
+        lengths: cute.Tensor,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        q_layout: cute.ComposedLayout,
+        kv_layout: cute.ComposedLayout,
+        weight_layout: cute.ComposedLayout,
+        scores_mma: cute.TiledMma,
+        values_mma: cute.TiledMma,
+        groups: Int32,
+        fold: Int32,
+        heads: Int32,
+        splits: Int32,
+        scale: Float32,
+    ) -> None:
+        tile, request_group, split = cute.arch.block_idx()
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        request = request_group // groups
+        first_token = (request_group % groups) * fold
+        q_len = groups * fold
+        seq_len = lengths[request]
+
+        smem = SmemAllocator()
+        s_q = smem.allocate_tensor(self.element, q_layout.outer, 1024, swizzle=q_layout.inner)
+        s_kv = smem.allocate_tensor(self.element, kv_layout.outer, 1024, swizzle=kv_layout.inner)
+        s_weights = smem.allocate_tensor(self.element, weight_layout.outer, 1024, swizzle=weight_layout.inner)
+        # Full, one for each stage; freed, one for each stage; scored, one for each buffer; weighed; the queries'.
+        barriers = smem.allocate_array(Int64, 3 * STAGES + 2)
+        holder = smem.allocate_array(Int32, 1)
+
+        first, share = split_keys(seq_len, self.page_size, split, splits)
+        stop = cutlass.min(first + share, visible_keys(seq_len, q_len, first_token + fold - 1))
+        steps = ceil_div(cutlass.max(stop - first, 0), TILE_KEYS)
+
+        if thread == 0:
+            for barrier in cutlass.range_constexpr(3 * STAGES + 2):
+                arrivals = SOFTMAX_WARPS if barrier == 3 * STAGES else 1
+                cute.arch.mbarrier_init(barriers + barrier, arrivals)
+        cute.arch.mbarrier_init_fence()
+        if warp == PRODUCT_WARP:
+            cute.arch.alloc_tmem(TENSOR_COLUMNS, holder)
+            cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.sync_threads()
+        tensor = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
+
+        if warp == LOADING_WARP:
+            if steps > 0:
+                self._load_queries(q_atom, q_tma[None, None, request_group], s_q, barriers + 3 * STAGES + 1, tile)
+                self._load_keys(kv_atom, kv_tma, tables, s_kv, barriers, request, first, stop, steps)
+        elif warp == PRODUCT_WARP:
+            self._multiply(s_q, s_kv, s_weights, barriers, scores_mma, values_mma, tensor, steps)
+        else:
+            # A request of a negative length is nobody's: nothing is written for it.
+            rows_left = fold * heads - tile * TILE_ROWS if seq_len >= 0 else Int32(0)
+            row = 16 * warp + thread % 16
+            token = first_token + (tile * TILE_ROWS + row) // heads
+            end = cutlass.min(stop, visible_keys(seq_len, q_len, token)) - first
+            self._attend(
+                s_kv,
+                s_weights,
+                barriers,
+                tensor,
+                cute.local_tile(out[None, None, request_group, split], (TILE_ROWS, LATENT), (tile, 0)),
+                cute.local_tile(lse[None, request_group, split], (TILE_ROWS,), (tile,)),
+                row,
+                end,
+                rows_left,
+                stop - first,
+                steps,
+                scale,
+                thread,
+            )
+        cute.arch.sync_threads()
+        if warp == PRODUCT_WARP:
+            cute.arch.dealloc_tmem(tensor, TENSOR_COLUMNS)
+
+    @cute.jit
+    def _load_queries(
+        self, atom: cute.CopyAtom, q: cute.Tensor, s_q: cute.Tensor, barrier: cute.Pointer, tile: Int32
+    ) -> None:
+        """The block's rows of its group, by one thread of the loading warp."""
+        source = cute.group_modes(cute.local_tile(q, (TILE_ROWS, COLUMNS), (tile, None)), 0, 2)
+        target = cute.group_modes(cute.local_tile(s_q, (TILE_ROWS, COLUMNS), (0, None)), 0, 2)
+        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, TILE_ROWS * WIDTH * self.element.width // 8)
+        for column in cutlass.range_constexpr(WIDTH // COLUMNS):
+            cute.copy(atom, source[None, column], target[None, column], tma_bar_ptr=barrier)
+
+    @cute.jit
+    def _load_keys(
+        self,
+        atom: cute.CopyAtom,
+        entries: cute.Tensor,
+        tables: cute.Tensor,
+        s_kv: cute.Tensor,
+        barriers: cute.Pointer,
+        request: Int32,
+        first: Int32,
+        stop: Int32,
+        steps: Int32,
+    ) -> None:
+        """All steps' keys, each into a stage that is free. Keys from ``stop`` on come from the null page."""
+        shape = (self.box_keys, COLUMNS)
+        source = cute.group_modes(cute.local_tile(entries, shape, (None, None, None)), 0, 2)
+        target = cute.group_modes(cute.local_tile(s_kv, shape, (None, None, None)), 0, 2)
+        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
+        stage, phase = Int32(0), Int32(1)
+        for step in cutlass.range(steps, unroll=1):
+            cute.arch.mbarrier_wait(barriers + STAGES + stage, phase)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(barriers + stage, TILE_KEYS * WIDTH * self.element.width // 8)
+            for part in cutlass.range_constexpr(TILE_KEYS // self.box_keys):
+                position = first + step * TILE_KEYS + part * self.box_keys
+                index, box = page_of(position, self.page_size, self.box_keys)
+                page = Int32(0)
+                if position < stop:
+                    page = tables[request, index]
+                for column in cutlass.range_constexpr(WIDTH // COLUMNS):
+                    cute.copy(
+                        atom,
+                        source[None, box, column, page],
+                        target[None, part, column, stage],
+                        tma_bar_ptr=barriers + stage,
+                    )
+            stage += 1
+            if stage == STAGES:
+                stage = Int32(0)
+                phase ^= 1
+
+    @cute.jit
+    def _multiply(
+        self,
+        s_q: cute.Tensor,
+        s_kv: cute.Tensor,
+        s_weights: cute.Tensor,
+        barriers: cute.Pointer,
+        scores_mma: cute.TiledMma,
+        values_mma: cute.TiledMma,
+        tensor: cute.Pointer,
+        steps: Int32,
+    ) -> None:
+        """Asks for the products of all steps: the scores of a step before the values of the one before it."""
+        uniform_scores, uniform_values = scores_mma.get_slice(0), values_mma.get_slice(0)
+        # The cache entries once more as values: their first 512 elements, columns first.
+        s_values = cute.make_tensor(
+            s_kv.iterator, cute.select(cute.composition(s_kv.layout, (TILE_KEYS, LATENT, STAGES)), [1, 0, 2])
+        )
+        q_operand = scores_mma.make_fragment_A(uniform_scores.partition_A(s_q))
+        k_operand = scores_mma.make_fragment_B(uniform_scores.partition_B(s_kv))
+        weight_operand = values_mma.make_fragment_A(uniform_values.partition_A(s_weights))
+        value_operand = values_mma.make_fragment_B(uniform_values.partition_B(s_values))
+        scores = scores_mma.make_fragment_C(scores_mma.partition_shape_C((TILE_ROWS, TILE_KEYS)))
+        sums = values_mma.make_fragment_C(values_mma.partition_shape_C((TILE_ROWS, LATENT)))
+        sums = cute.make_tensor(tensor, sums.layout)
+
+        if steps > 0:
+            cute.arch.mbarrier_wait(barriers + 3 * STAGES + 1, 0)
+        for step in cutlass.range(steps + 1, unroll=1):
+            stage, phase = step % STAGES, step // STAGES % 2
+            if step < steps:
+                cute.arch.mbarrier_wait(barriers + stage, phase)
+                score = cute.make_tensor(tensor + HALF_LATENT + stage * TILE_KEYS, scores.layout)
+                multiply(scores_mma, score, q_operand, k_operand[None, None, None, stage], cutlass.Boolean(False))
+                with cute.arch.elect_one():
+                    tcgen05.commit(barriers + 2 * STAGES + stage)
+            if step > 0:
+                before = (step - 1) % STAGES
+                cute.arch.mbarrier_wait(barriers + 3 * STAGES, (step - 1) % 2)
+                multiply(
+                    values_mma, sums, weight_operand, value_operand[None, None, None, before], cutlass.Boolean(step > 1)
+                )
+                with cute.arch.elect_one():
+                    tcgen05.commit(barriers + STAGES + before)
+
+    @cute.jit
+    def _attend(
+        self,
+        s_kv: cute.Tensor,
+        s_weights: cute.Tensor,
+        barriers: cute.Pointer,
+        tensor: cute.Pointer,
+        out: cute.Tensor,
+        lse: cute.Tensor,
+        row: Int32,
+        end: Int32,
+        rows_left: Int32,
+        keys: Int32,
+        steps: Int32,
+        scale: Float32,
+        thread: Int32,
+    ) -> None:
+        """One thread's part of the softmax: row ``row`` of the tile, which sees the first ``end`` of the block's
+        ``keys`` keys; ``out`` are the tile's rows."""
+        half = thread // 16 % 2
+        weights_to = cute.local_tile(s_weights, (1, HALF_KEYS), (row, half))
+        sums = sum_tensor(tensor)
+        base, total = -Float32.inf, Float32(0.0)
+        for step in cutlass.range(steps, unroll=1):
+            stage, phase = step % STAGES, step // STAGES % 2
+            cute.arch.mbarrier_wait(barriers + 2 * STAGES + stage, phase)
+            scores = score_tensor(tensor + HALF_LATENT + stage * TILE_KEYS)
+            seen = end - step * TILE_KEYS - half * HALF_KEYS
+            weights, base, total, shrink = weigh(scores, base, total, seen, scale * LOG2_E, thread)
+            if step > 0:
+                # The product before has read the weights and written the sums.
+                cute.arch.mbarrier_wait(barriers + STAGES + (step - 1) % STAGES, (step - 1) // STAGES % 2)
+                if cute.arch.vote_any_sync(shrink != 1.0):
+                    correct(sums, shrink, thread)
+            rounded = cute.make_rmem_tensor(weights_to.layout.shape, self.element)
+            rounded.store(weights.to(self.element))
+            cute.autovec_copy(rounded, weights_to)
+            if (step + 1) * TILE_KEYS > keys:
+                clear(s_kv, keys - step * TILE_KEYS, stage, thread)
+            # What was written above is read by the tensor core, which goes another way to shared memory.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(barriers + 3 * STAGES)
+        if steps > 0:
+            cute.arch.mbarrier_wait(barriers + STAGES + (steps - 1) % STAGES, (steps - 1) // STAGES % 2)
+        finish(sums, base, total, out, lse, row, rows_left, steps, scale, thread)

@@ -1,0 +1,42 @@
+"""The operands of a decode as the kernels' host code sees them: tensors made of addresses, sizes and strides."""
+
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from tokenspeed_mla.addressing import LATENT, WIDTH
+
+
+def group_queries(q: cute.Pointer, rows: Int32, groups: Int32) -> cute.Tensor:
+    """Queries [rows, 576, groups] of all requests' groups.
+
+    Folding is this view: a group's tokens and their heads lie one behind the other. TMA fills rows beyond the group's
+    last with zeros.
+    """
+    group_stride = Int64(rows) * WIDTH
+    return cute.make_tensor(
+        q, cute.make_layout((rows, WIDTH, groups), stride=(WIDTH, 1, cute.assume(group_stride, WIDTH)))
+    )
+
+
+def cache_entries(
+    cache: cute.Pointer, page_size: int, pages: Int32, block_stride: Int64, token_stride: Int64
+) -> cute.Tensor:
+    """Entries [page_size, 576, pages]. Each begins at a multiple of 16 bytes, as TMA wants it: checked by the
+    caller."""
+    strides = (cute.assume(token_stride, 8), 1, cute.assume(block_stride, 8))
+    return cute.make_tensor(cache, cute.make_layout((page_size, WIDTH, pages), stride=strides))
+
+
+def group_outputs(
+    out: cute.Pointer, rows: Int32, groups: Int32, splits: Int32, group_stride: Int64, split_stride: Int64
+) -> cute.Tensor:
+    """Outputs [rows, 512, groups, splits]."""
+    strides = (LATENT, 1, cute.assume(group_stride, LATENT), cute.assume(split_stride, LATENT))
+    return cute.make_tensor(out, cute.make_layout((rows, LATENT, groups, splits), stride=strides))
+
+
+def group_sums(
+    lse: cute.Pointer, rows: Int32, groups: Int32, splits: Int32, group_stride: Int64, split_stride: Int64
+) -> cute.Tensor:
+    """Logarithms of the sums of the exponentials [rows, groups, splits]."""
+    return cute.make_tensor(lse, cute.make_layout((rows, groups, splits), stride=(1, group_stride, split_stride)))
