@@ -44,6 +44,17 @@ def test_every_variant_is_right(architecture, half, page):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("causal", [0, 1], ids=["all_keys", "causal"])
+def test_the_prefill_has_the_instructions_and_is_right(causal):
+    run("prefill", "sm_90a", causal)
+
+
+@pytest.mark.long
+def test_the_registered_prefill_passes_the_numerics_of_its_operation():
+    run("numerics", "sm_90a", "mla_cute_ragged")
+
+
+@pytest.mark.long
 def test_every_variant_compiles_without_warnings_and_spills():
     run("everything_compiles")
 

@@ -9,21 +9,23 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
-from mla_machine import decode_runner, on_machine
+from mla_machine import decode_runner, on_machine, prefill_runner
 from ptx_arithmetic import MachineError
 from ptx_host import shared_bytes, tensor_columns
 from ptx_program import Program
 
 from tokenspeed_kernel.numerics.__main__ import main as check_numerics
 from tokenspeed_kernel.ops.mla import reference_mla_decode_partial
+from tokenspeed_kernel.ops.ragged import reference_ragged
 from tokenspeed_kernel.plugins import load_plugins
-from tokenspeed_mla import DecodePlan, mla_decode
+from tokenspeed_mla import DecodePlan, mla_decode, mla_prefill
 from tokenspeed_mla.addressing import TILE_KEYS, TILE_ROWS
 from tokenspeed_mla.ahead import MachineCode, compile_ahead, variants
 from tokenspeed_mla.compilation import BLACKWELLS, HOPPER, decode_variant
-from tokenspeed_mla.kernels import blackwell_steps, hopper_steps
+from tokenspeed_mla.kernels import blackwell_steps, hopper_prefill_steps, hopper_steps
 
 SCALE = 0.06
 
@@ -107,7 +109,7 @@ def instructions(architecture: str) -> None:
 
 def blackwell_instructions(architecture: str) -> None:
     """As instructions. Registers are below what 192 threads may have of a processor, so none is to be spilt."""
-    code = compile_ahead(decode_variant(architecture, torch.bfloat16, torch.float32, 64))
+    code = decode_runner(architecture, torch.bfloat16, torch.float32, 64).code
     counts = {
         "tcgen05.mma.cta_group::1.kind::f16": 576 // 16 + 2 * TILE_KEYS // 16,
         "tcgen05.ld.sync.aligned.16x32bx2.x32": 1,
@@ -121,7 +123,6 @@ def blackwell_instructions(architecture: str) -> None:
     }
     said(code, counts, blackwell_steps.MOST_REGISTERS)
     # Three steps a block, so that a stage is used again; the first products are larger than the later ones are.
-    compare([270], 2, 24, 64, 2, torch.bfloat16, architecture)
     compare([270], 2, 24, 64, 1, torch.bfloat16, architecture, late=ALL, scale=1.0)
     assert shared_bytes == [blackwell_steps.SHARED_BYTES] * 2, shared_bytes
     assert tensor_columns == [256 + 2 * TILE_KEYS], tensor_columns
@@ -130,7 +131,7 @@ def blackwell_instructions(architecture: str) -> None:
 def faults(architecture: str) -> None:
     """The machine finds each wait or fence that is taken out of the code: otherwise it proved nothing of them."""
     runner = decode_runner(architecture, torch.bfloat16, torch.float32, 64)
-    sound = runner.ptx
+    sound = runner.code.ptx
     waits = [one.start() for one in re.finditer(r"mbarrier\.try_wait", sound)]
     for late in (LOADS, ALL):
         compare([270], 1, 24, 64, 1, torch.bfloat16, architecture, late, scale=1.0)
@@ -160,7 +161,7 @@ def same_text() -> None:
 
 def hopper_instructions(architecture: str) -> None:
     """As instructions."""
-    code = compile_ahead(decode_variant(HOPPER, torch.bfloat16, torch.float32, 64))
+    code = decode_runner(architecture, torch.bfloat16, torch.float32, 64).code
     counts = {
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16": 576 // 16,
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16": TILE_ROWS // 16,
@@ -182,6 +183,53 @@ def shapes(architecture: str, page: int, half: int) -> None:
     compare([64], 3, 40, page, 2, dtype, architecture, late=ALL)
     compare([150], 4, 16, page, 16, dtype, architecture)
     compare([390], 1, 8, page, 1, dtype, architecture, late=ALL, scale=1.0)
+
+
+def compare_prefill(
+    rows: list[tuple[int, int]],
+    heads: int,
+    causal: bool,
+    dtype: torch.dtype,
+    architecture: str = HOPPER,
+    late: tuple[str, ...] = (),
+) -> None:
+    """mla_prefill on the machine against the reference in float32, ``rows`` of so many queries and keys. Queries come
+    with gaps; keys and values are views of one tensor; behind the last row's keys stands NaN."""
+    queries, keys = (sum(counts) for counts in zip(*rows, strict=True))
+    generator = torch.Generator().manual_seed(queries * 1000 + keys + heads)
+    q = torch.randn(queries + 2, heads, 200, generator=generator).to(dtype)[..., :192]
+    kv = torch.randn(keys + 3, heads, 320, generator=generator).to(dtype)
+    kv[keys:] = torch.nan
+    k, v = kv[..., :192], kv[..., 192:]
+    starts, key_starts = (
+        torch.tensor([0, *accumulate(counts)], dtype=torch.int32) for counts in zip(*rows, strict=True)
+    )
+    out, lse = torch.full((queries + 2, heads, 128), 7.0), torch.full((queries + 2, heads), 7.0)
+    exact, exact_lse = out.clone(), lse.clone()
+    with on_machine(architecture, late):
+        mla_prefill(q, k, v, starts, key_starts, 1.5 * SCALE, causal=causal, out=out, lse=lse)
+    reference_ragged(q.float(), k.float(), v.float(), starts, key_starts, 1.5 * SCALE, exact, exact_lse, causal)
+    bound = 5 * 2.0 ** (-9 if dtype is torch.bfloat16 else -12)
+    torch.testing.assert_close(out, exact, rtol=0, atol=bound)
+    torch.testing.assert_close(lse, exact_lse, rtol=1e-5, atol=1e-5)
+
+
+def prefill(architecture: str, causal: int) -> None:
+    """The prefill has the code that was asked for, and is right: several rows, tiles and steps, empty rows, rows with
+    more queries than keys, keys behind a row's that are another's or nobody's."""
+    code = prefill_runner(architecture, torch.bfloat16, torch.float32, bool(causal)).code
+    counts = {
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16": 192 // 16 + 128 // 16,
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 2 * 192 // 64 + 128 // 64,
+        "griddepcontrol.wait": 1,
+        "griddepcontrol.launch_dependents": 2,
+        "setmaxnreg.inc.sync.aligned.u32": 1,
+    }
+    said(code, counts, 168)
+    compare_prefill([(5, 5), (130, 300), (0, 9), (7, 3), (3, 0)], 1, bool(causal), torch.bfloat16, architecture)
+    assert shared_bytes == [hopper_prefill_steps.SHARED_BYTES] * 2, shared_bytes
+    for late in (LOADS, ALL):
+        compare_prefill([(9, 260), (2, 129)], 2, bool(causal), torch.float16, architecture, late)
 
 
 def everything_compiles() -> None:
@@ -210,6 +258,7 @@ CHECKS: dict[str, Callable[..., None]] = {
     "instructions": instructions,
     "same_text": same_text,
     "faults": faults,
+    "prefill": prefill,
     "shapes": shapes,
     "everything_compiles": everything_compiles,
     "numerics": numerics,

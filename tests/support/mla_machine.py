@@ -2,7 +2,7 @@
 run by ptx_host, and its kernels' PTX by ptx_machine."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -13,9 +13,9 @@ from ptx_host import HostFunction
 from ptx_memory import Memory
 
 from tokenspeed_kernel.platform import PlatformInfo, override_platform
-from tokenspeed_mla import decode
-from tokenspeed_mla.addressing import LATENT, WIDTH, ceil_div
-from tokenspeed_mla.compilation import decode_variant, merge_variant
+from tokenspeed_mla import decode, prefill
+from tokenspeed_mla.addressing import EXPANDED, LATENT, VALUE, WIDTH, ceil_div
+from tokenspeed_mla.compilation import decode_variant, merge_variant, prefill_variant
 
 PROCESSORS = 132
 
@@ -107,6 +107,43 @@ def _merge_runner(architecture: str, output: torch.dtype) -> HostFunction:
     return HostFunction(merge_variant(architecture, output), lend)
 
 
+@cache
+def prefill_runner(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> HostFunction:
+    """What compile_prefill returns, for addresses in this process."""
+
+    def lend(
+        q: int,
+        k: int,
+        v: int,
+        query_start: int,
+        key_start: int,
+        out: int,
+        lse: int,
+        queries: int,
+        keys: int,
+        heads: int,
+        rows: int,
+        q_stride: int,
+        q_head_stride: int,
+        k_stride: int,
+        k_head_stride: int,
+        v_stride: int,
+        v_head_stride: int,
+        *_: object,
+    ) -> Memory:
+        memory = Memory()
+        memory.lend(q, ((queries - 1) * q_stride + (heads - 1) * q_head_stride + EXPANDED) * 2)
+        memory.lend(k, ((keys - 1) * k_stride + (heads - 1) * k_head_stride + EXPANDED) * 2)
+        memory.lend(v, ((keys - 1) * v_stride + (heads - 1) * v_head_stride + VALUE) * 2)
+        for starts in (query_start, key_start):
+            memory.lend(starts, (rows + 1) * 4)
+        memory.lend(out, queries * heads * VALUE * output.itemsize)
+        memory.lend(lse, queries * heads * 4)
+        return memory
+
+    return HostFunction(prefill_variant(architecture, element, output, causal), lend)
+
+
 def _address(tensor: torch.Tensor, alignment: int = 4) -> int:
     assert tensor.data_ptr() % alignment == 0
     return tensor.data_ptr()
@@ -124,6 +161,10 @@ def on_machine(architecture: str, late: tuple[str, ...] = ()) -> Iterator[None]:
         "architecture_of": lambda device: architecture,
         "processors_of": lambda device: PROCESSORS,
     }
-    patched = (patch.multiple(decode, **stand_ins), patch.object(ptx_host, "late_blocks", [late]))
-    with patched[0], patched[1], override_platform(gpu(architecture)):
+    prefills = {name: stand_ins[name] for name in ("address_of", "stream_of", "architecture_of")}
+    with ExitStack() as patches:
+        patches.enter_context(patch.multiple(decode, **stand_ins))
+        patches.enter_context(patch.multiple(prefill, compile_prefill=prefill_runner, **prefills))
+        patches.enter_context(patch.object(ptx_host, "late_blocks", [late]))
+        patches.enter_context(override_platform(gpu(architecture)))
         yield

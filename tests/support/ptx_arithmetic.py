@@ -64,6 +64,7 @@ _SIMPLE: dict[str, Callable[..., np.ndarray]] = {
     "not": lambda a: ~a,
     "neg": lambda a: -a,
     "div": _quotient,
+    "rem": lambda a, b: a - _quotient(a, b) * b,
     "shl": lambda a, b: a << b,
     "shr": _shift_right,
     "min": lambda *numbers: reduce(np.fmin, numbers),

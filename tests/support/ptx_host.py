@@ -19,6 +19,7 @@ from ptx_memory import Memory
 from ptx_program import Program
 from ptx_tensors import TensorMap
 
+from tokenspeed_mla.ahead import KEEP, machine_code
 from tokenspeed_mla.compilation import Variant, compile_variant
 
 _RUNTIME = """
@@ -37,6 +38,9 @@ int _cudaLibraryLoadData(void **library, ...) { *library = 0; return 0; }
 }
 """
 _Report = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+
+_ATTRIBUTE_BYTES, _DEPENDENT = 72, 6
+"""Of a launch: bytes of a cudaLaunchAttribute, and the number of cudaLaunchAttributeProgrammaticStreamSerialization."""
 
 shared_bytes = [0, 0]
 """The most that any block was given, and touched."""
@@ -83,9 +87,9 @@ class HostFunction:
     def __init__(self, variant: Variant, lend: Callable[..., Memory]) -> None:
         _runtime()
         folder = Path(tempfile.mkdtemp())
-        found = compile_variant(variant, f"--keep-ptx --dump-dir {folder}")
-        self.ptx, self.lend = found.__ptx__, lend
-        self.program = Program(self.ptx)
+        found = compile_variant(variant, f"{KEEP} --dump-dir {folder}")
+        self.code, self.lend = machine_code(found), lend
+        self.program = Program(self.code.ptx)
         found.export_to_c(str(folder), "kernel")
         header = (folder / "kernel.h").read_text()
         (prototype,) = re.findall(r"cute_dsl_kernel_wrapper\(([^)]*)\)", header)
@@ -127,6 +131,12 @@ class HostFunction:
         for place, size in zip(places, self.program.parameter_bytes, strict=False):
             content = ctypes.string_at(place, size)
             parameters.append(_tensor_map(content) if size == 128 else content)
+        attributes, count = ctypes.c_uint64.from_address(config + 40).value, ctypes.c_uint32.from_address(config + 48)
+        dependent = any(
+            (ctypes.c_uint32 * 3).from_address(attributes + _ATTRIBUTE_BYTES * place)[::2] == [_DEPENDENT, 1]
+            for place in range(count.value)
+        )
+        assert dependent == self.program.waits_for_grid, "launched dependent, or waiting for the kernel before: both"
         shared_bytes[0] = max(shared_bytes[0], given)
         for z in range(numbers[2]):
             for y in range(numbers[1]):

@@ -40,6 +40,7 @@ class Warp:
         self.places = np.zeros(LANES, dtype=np.int64)
         self.mask = _ALL
         self.waits_at = ""
+        self.released = not block.program.waits_for_grid
         lanes = np.arange(LANES, dtype=np.uint32) + LANES * index
         self.special = {"%tid.x": lanes, "%laneid": lanes % LANES}
         for axis, number in zip("xyz", block.position, strict=True):
@@ -237,6 +238,7 @@ class Block:
 
     def _ld(self, warp: Warp, instruction: Instruction) -> None:
         space = instruction.parts[1]
+        self._look(warp, space)
         count, width = self._vector(instruction)
         targets = instruction.operands[0].strip("{}").split(",")
         addresses = warp.address(instruction.operands[1])
@@ -249,6 +251,7 @@ class Block:
 
     def _st(self, warp: Warp, instruction: Instruction) -> None:
         space = instruction.parts[1]
+        self._look(warp, space)
         count, width = self._vector(instruction)
         sources = [name.strip() for name in instruction.operands[1].strip("{}").split(",")]
         values = np.stack([warp.value(name, f"u{8 * width}") for name in sources])
@@ -266,6 +269,7 @@ class Block:
 
     def _cp(self, warp: Warp, instruction: Instruction) -> None:
         """cp.async.bulk.tensor, of one box by one lane."""
+        self._look(warp, "global")
         target, source, barrier = instruction.operands[:3]
         name, coordinates = re.fullmatch(r"\[(%\w+), \{([^}]*)\}\]", source).groups()  # type: ignore[union-attr]
         if warp.mask.sum() != 1:
@@ -370,7 +374,13 @@ class Block:
     def _setmaxnreg(self, warp: Warp, instruction: Instruction) -> None:
         """Registers are enough here."""
 
-    _griddepcontrol = _setmaxnreg
+    def _griddepcontrol(self, warp: Warp, instruction: Instruction) -> None:
+        if instruction.parts[1] == "wait":
+            warp.released = True
+
+    def _look(self, warp: Warp, space: str) -> None:
+        if space == "global" and not warp.released:
+            raise MachineError("global memory, before what the kernel before this one writes is waited for")
 
     def _tcgen05(self, warp: Warp, instruction: Instruction) -> None:
         self.tensor.execute(warp, instruction)
@@ -389,19 +399,23 @@ class Block:
     # -------------------------------------------------------------------------------------------------------- wgmma
 
     def _wgmma(self, warp: Warp, instruction: Instruction) -> None:
-        """A warp's 16 rows of D += A B, both in shared memory; fence, commit and wait are nothing here."""
+        """A warp's 16 rows of D += A B, A in shared memory or in registers, B in shared memory; fence, commit and wait
+        are nothing here."""
         if instruction.parts[1] != "mma_async":
             return
         if not warp.mask.all():
             raise MachineError("a part of a warp multiplies")
         rows, columns = (int(n) for n in re.fullmatch(r"m(\d+)n(\d+)k16", instruction.parts[4]).groups())  # type: ignore[union-attr]
-        registers, left, right, adds, scale_a, scale_b, turn_a, turn_b = instruction.operands
+        registers, left, right, adds, scale_a, scale_b, *turn_a, turn_b = instruction.operands
         if (scale_a, scale_b) != ("1", "1") or rows != 64:
             raise MachineError("only m64 with scales 1 is modelled")
         element = instruction.parts[6]
-        own = np.arange(16) + 16 * (warp.index % 4)
-        places = operand_places(warp.uniform(left, "u64"), own, turn_a == "1")
-        a = narrow(self.shared_elements(places, element), element)
+        if turn_a:
+            own = np.arange(16) + 16 * (warp.index % 4)
+            places = operand_places(warp.uniform(left, "u64"), own, turn_a == ["1"])
+            a = narrow(self.shared_elements(places, element), element)
+        else:
+            a = self._fragment(warp, left, element)
         places = operand_places(warp.uniform(right, "u64"), np.arange(columns), turn_b == "1")
         b = narrow(self.shared_elements(places, element), element)
         product = a.astype(np.float64) @ b.astype(np.float64).T
@@ -411,3 +425,14 @@ class Block:
             row, column = lane // 4 + 8 * (index // 2 % 2), 8 * (index // 4) + 2 * (lane % 4) + index % 2
             old = np.where(keeps, warp.value(name, "f32"), np.float32(0.0))
             warp.write(name, (old + product[row, column]).astype(np.float32))
+
+    def _fragment(self, warp: Warp, registers: str, element: str) -> np.ndarray:
+        """A warp's 16 rows of 16 elements, which lie in four registers of two elements each."""
+        found = np.zeros((16, 16), dtype=np.float32)
+        lane = np.arange(LANES)
+        for index, name in enumerate(registers.strip("{}").split(",")):
+            pair = warp.value(name.strip(), "u32")
+            row, column = lane // 4 + 8 * (index % 2), 2 * (lane % 4) + 8 * (index // 2)
+            for half in range(2):
+                found[row, column + half] = narrow((pair >> np.uint32(16 * half)).astype(np.uint16), element)
+        return found

@@ -30,6 +30,7 @@ class Program:
         self.parameter_bytes = [int(count or 1) * int(bits) // 8 for bits, _, count in declared]
         text = re.sub(r"//[^\n]*", "", body[body.index("{") :])
         text = re.sub(r"\.(reg|pragma)[^;]*;", "", text)
+        self.waits_for_grid = "griddepcontrol.wait" in text
         self.instructions: list[Instruction] = []
         self.labels: dict[str, int] = {}
         scope, scopes = "", 0

@@ -5,9 +5,10 @@ how much workspace it takes. Importing this imports no compiler; the first call 
 ``compile_decode`` and ``compile_merge`` (compilation.py) do so ahead of time, without a GPU too.
 """
 
-from tokenspeed_mla.compilation import CompileError, compile_decode, compile_merge
+from tokenspeed_mla.compilation import CompileError, compile_decode, compile_merge, compile_prefill
 from tokenspeed_mla.decode import merge_partials, mla_decode
 from tokenspeed_mla.plan import DecodePlan
+from tokenspeed_mla.prefill import mla_prefill
 from tokenspeed_mla.registration import register
 
 __all__ = [
@@ -15,7 +16,9 @@ __all__ = [
     "DecodePlan",
     "compile_decode",
     "compile_merge",
+    "compile_prefill",
     "merge_partials",
     "mla_decode",
+    "mla_prefill",
     "register",
 ]

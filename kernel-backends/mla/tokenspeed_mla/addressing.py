@@ -25,6 +25,18 @@ TILE_ROWS = 64
 TILE_KEYS = 64
 """Keys of one step of a block's walk."""
 
+VALUE = 128
+"""Elements of a head's value, and of the plain part of its key, once they are out of the latent."""
+
+EXPANDED = VALUE + ROTARY
+"""Elements of a head's key, and of a query of the prefill."""
+
+PREFILL_QUERIES = 128
+"""Queries of a block of the prefill."""
+
+PREFILL_KEYS = 128
+"""Keys of one step of its walk."""
+
 PAGE_SIZES = (16, 32, 64, 128)
 """Tokens of a page: those that cut a step into whole pages, or are cut into whole steps."""
 

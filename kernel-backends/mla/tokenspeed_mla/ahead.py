@@ -6,6 +6,7 @@
 import struct
 import tempfile
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,10 +20,14 @@ from tokenspeed_mla.compilation import (
     compile_variant,
     decode_variant,
     merge_variant,
+    prefill_variant,
 )
 
 OTHER_ARCHITECTURES = ("sm_80", "sm_89", "sm_100a", "sm_103a", "sm_120a")
 """Those that the merge is tried on beside Hopper."""
+
+KEEP = "--keep-ptx --keep-cubin"
+"""Options with which the compiler keeps all that it made, in the folder that ``--dump-dir`` names."""
 
 _REGISTERS, _FRAME = 0x2F, 0x11
 """Attributes of the section .nv.info: a function's number, then its registers a thread or its bytes of stack."""
@@ -48,8 +53,12 @@ class MachineCode:
 def compile_ahead(variant: Variant) -> MachineCode:
     """Compiles a variant and keeps everything. Raises CompileError."""
     with tempfile.TemporaryDirectory() as folder:
-        found = compile_variant(variant, f"--keep-ptx --keep-cubin --dump-dir {folder}")
-        ptx, cubin = found.__ptx__, bytes(found.__cubin__)
+        return machine_code(compile_variant(variant, f"{KEEP} --dump-dir {folder}"))
+
+
+def machine_code(found: Any) -> MachineCode:
+    """What the compiler made of a variant that was compiled with KEEP."""
+    ptx, cubin = found.__ptx__, bytes(found.__cubin__)
     facts = dict.fromkeys((_REGISTERS, _FRAME), 0)
     code = 0
     for name, content in _sections(cubin):
@@ -98,7 +107,14 @@ def variants() -> list[Variant]:
         for page in PAGE_SIZES
     ]
     merges = [merge_variant(HOPPER, output) for output in OUTPUTS]
-    return decodes + merges + [merge_variant(architecture, torch.bfloat16) for architecture in OTHER_ARCHITECTURES]
+    prefills = [
+        prefill_variant(HOPPER, element, output, causal)
+        for element in ELEMENTS
+        for output in (element, torch.float32)
+        for causal in (False, True)
+    ]
+    others = [merge_variant(architecture, torch.bfloat16) for architecture in OTHER_ARCHITECTURES]
+    return decodes + prefills + merges + others
 
 
 def main() -> None:

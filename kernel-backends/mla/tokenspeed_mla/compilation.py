@@ -28,6 +28,12 @@ BLACKWELLS = ("sm_100a", "sm_103a")
 DECODING = (HOPPER, *BLACKWELLS)
 """The architectures that there is a decode for."""
 
+PREFILLING = (HOPPER,)
+"""Those that there is a prefill for."""
+
+_INDEPENDENT = ("sm_80", "sm_86", "sm_87", "sm_89")
+"""Where a kernel begins when the one before it has ended, and not before."""
+
 OPTIONS = "--warnings"
 ELEMENTS = (torch.bfloat16, torch.float16)
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
@@ -42,12 +48,13 @@ class Variant:
     """The key of the cache of compiled kernels.
 
     Attributes:
-        kernel: "decode" or "merge".
+        kernel: "decode", "merge" or "prefill".
         architecture: such as "sm_90a".
-        element: of queries and cache; None for the merge.
+        element: of queries and cache, or of queries, keys and values; None for the merge.
         output: dtype of the output.
-        page_size: tokens of a page; 0 for the merge.
+        page_size: tokens of a page; 0 but for the decode.
         compiler: version of nvidia-cutlass-dsl.
+        causal: whether the prefill has a mask.
     """
 
     kernel: str
@@ -56,11 +63,13 @@ class Variant:
     output: torch.dtype
     page_size: int
     compiler: str
+    causal: bool = False
 
     def __str__(self) -> str:
         parts = [f"mla {self.kernel}", self.architecture]
         parts += [str(dtype).removeprefix("torch.") for dtype in (self.element, self.output) if dtype is not None]
-        return " ".join(parts + ([f"page {self.page_size}"] if self.page_size else []))
+        parts += [f"page {self.page_size}"] * bool(self.page_size) + ["causal"] * self.causal
+        return " ".join(parts)
 
 
 _lock = threading.Lock()
@@ -79,6 +88,15 @@ def decode_variant(architecture: str, element: torch.dtype, output: torch.dtype,
     return Variant("decode", architecture, element, _checked(output), page_size, _compiler())
 
 
+def prefill_variant(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Variant:
+    """The variant of the prefill for these; raises as decode_variant does."""
+    if architecture not in PREFILLING:
+        raise ValueError(f"mla prefill: no kernel for {architecture}; there is one for {', '.join(PREFILLING)}")
+    if element not in ELEMENTS:
+        raise ValueError(f"mla prefill: element type {element}; use one of {', '.join(map(str, ELEMENTS))}")
+    return Variant("prefill", architecture, element, _checked(output), 0, _compiler(), causal)
+
+
 def merge_variant(architecture: str, output: torch.dtype) -> Variant:
     """The variant of the merge; raises as decode_variant does."""
     return Variant("merge", architecture, None, _checked(output), 0, _compiler())
@@ -88,6 +106,12 @@ def compile_decode(architecture: str, element: torch.dtype, output: torch.dtype,
     """The compiled decode, called as HopperDecode.__call__ (kernels/hopper.py) without ``self``, on Blackwell too.
     Raises CompileError, and what decode_variant does."""
     return _get(decode_variant(architecture, element, output, page_size))
+
+
+def compile_prefill(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Any:
+    """The compiled prefill, called as HopperPrefill.__call__ (kernels/hopper_prefill.py) without ``self``. Raises
+    CompileError, and what prefill_variant does."""
+    return _get(prefill_variant(architecture, element, output, causal))
 
 
 def compile_merge(architecture: str, output: torch.dtype) -> Any:
@@ -200,8 +224,21 @@ def _trace_merge(variant: Variant, options: str) -> Any:
     from tokenspeed_mla.kernels.merge import MergePartials
 
     pointers = [_some(torch.float32, 16), _some(torch.float32), _some(variant.output, 16), _some(torch.float32)]
-    kernel = MergePartials(element_type(variant.output))
+    kernel = MergePartials(element_type(variant.output), dependent=variant.architecture not in _INDEPENDENT)
     return cute.compile(kernel, *pointers, *[1] * 7, CUstream(0), options=options)
 
 
-_TRACES = {"decode": _trace_decode, "merge": _trace_merge}
+def _trace_prefill(variant: Variant, options: str) -> Any:
+    import cutlass.cute as cute
+    from cuda.bindings.driver import CUstream
+
+    from tokenspeed_mla.kernels.hopper_prefill import HopperPrefill
+
+    assert variant.element is not None
+    pointers = [_some(variant.element, 16) for _ in range(3)] + [_some(torch.int32), _some(torch.int32)]
+    pointers += [_some(variant.output, 16), _some(torch.float32)]
+    kernel = HopperPrefill(element_type(variant.element), element_type(variant.output), variant.causal)
+    return cute.compile(kernel, *pointers, *[1] * 10, 1.0, CUstream(0), options=options)
+
+
+_TRACES = {"decode": _trace_decode, "merge": _trace_merge, "prefill": _trace_prefill}

@@ -48,8 +48,8 @@ def mla_decode(
     """
     _check(q, cache, page_table, seq_lens, scale)
     batch, q_len, heads, _ = q.shape
-    out = _result("out", out, (batch, q_len, heads, LATENT), (q.dtype, torch.float32), q)
-    lse = _result("lse", lse, (batch, q_len, heads), (torch.float32,), q)
+    out = result_of("mla_decode", "out", out, (batch, q_len, heads, LATENT), (q.dtype, torch.float32), q)
+    lse = result_of("mla_decode", "lse", lse, (batch, q_len, heads), (torch.float32,), q)
     # What other lengths may need is compiled by the first call already: nothing may be while serving.
     architecture = architecture_of(q.device)
     for dtype in (out.dtype, torch.float32):
@@ -221,16 +221,22 @@ def _refuse(faults: dict[str, bool]) -> None:
         raise ValueError(f"mla_decode: {'; '.join(found)}")
 
 
-def _result(
-    name: str, given: torch.Tensor | None, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], q: torch.Tensor
+def result_of(
+    call: str,
+    name: str,
+    given: torch.Tensor | None,
+    shape: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+    q: torch.Tensor,
 ) -> torch.Tensor:
-    """A tensor to write to: the caller's, once it was looked at, or a new one of the first dtype."""
+    """A tensor to write to: the caller's, once it was looked at, or a new one of the first dtype. Raises ValueError, in
+    the name of the ``call``, where it does not fit."""
     if given is None:
         return torch.empty(shape, dtype=dtypes[0], device=q.device)
     fits = given.shape == shape and given.dtype in dtypes and given.is_contiguous() and given.device == q.device
     if not fits:
         raise ValueError(
-            f"mla_decode: {name} is {given.dtype} {tuple(given.shape)} on {given.device}; give a contiguous tensor "
+            f"{call}: {name} is {given.dtype} {tuple(given.shape)} on {given.device}; give a contiguous tensor "
             f"{shape} of {' or '.join(map(str, dtypes))} on {q.device}, or None"
         )
     return given

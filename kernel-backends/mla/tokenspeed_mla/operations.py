@@ -1,7 +1,7 @@
 """The registered kernels: the operations of tokenspeed_kernel.ops, made of the calls of decode.py.
 
-Their activations come in float32. Queries are rounded to bfloat16, and so are the weights of the softmax, which is what
-the trait ``activations`` lets them do.
+Their activations come in float32. Queries are rounded to bfloat16, and so are the weights of the softmax and, of the
+prefill, keys and values, which is what the trait ``activations`` lets them do.
 """
 
 import torch
@@ -10,6 +10,7 @@ from tokenspeed_mla.addressing import LATENT, WIDTH
 from tokenspeed_mla.decode import by_group, launch_decode, mla_decode
 from tokenspeed_mla.decode import merge_partials as merge_rows
 from tokenspeed_mla.plan import DecodePlan
+from tokenspeed_mla.prefill import mla_prefill
 
 
 def _queries(q_latent: torch.Tensor, q_rope: torch.Tensor, batch: int, dtype: torch.dtype) -> torch.Tensor:
@@ -87,6 +88,22 @@ def extend(
     plan = DecodePlan(tokens, 1, heads, 1)
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=out.device)
     launch_decode(plan, q, latent_cache[:, 0], page_table[owners], lengths, scale, *by_group(plan, out, lse))
+
+
+def ragged(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_start: torch.Tensor,
+    key_start: torch.Tensor,
+    scale: float,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    causal: bool,
+) -> None:
+    """attention.ragged: queries, keys and values rounded to bfloat16."""
+    rounded = (part.to(torch.bfloat16, memory_format=torch.contiguous_format) for part in (q, k, v))
+    mla_prefill(*rounded, query_start, key_start, scale, causal=causal, out=out, lse=lse)
 
 
 def merge_partials(

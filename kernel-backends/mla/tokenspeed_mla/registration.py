@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
+from tokenspeed_kernel.ops.ragged import RAGGED_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT32, FormatSignature
 from tokenspeed_kernel.traits import TraitBound, one_of
 from tokenspeed_mla import operations
-from tokenspeed_mla.addressing import LATENT, PAGE_SIZES, ROTARY
-from tokenspeed_mla.requirement import ON_ANY, WHERE_DECODED
+from tokenspeed_mla.addressing import EXPANDED, LATENT, PAGE_SIZES, ROTARY, VALUE
+from tokenspeed_mla.requirement import ON_ANY, WHERE_DECODED, WHERE_PREFILLED
 
 SOLUTION = "mla_cute"
 
@@ -51,5 +52,13 @@ def register() -> None:
     _register("mla_decode", operations.decode, WHERE_DECODED, _READS, _READ)
     _register("mla_decode_partial", operations.decode_partial, WHERE_DECODED, _READS, _READ)
     _register("mla_extend", operations.extend, WHERE_DECODED, _READS, _READ)
+    expanded: dict[str, TraitBound] = {
+        "head_dim": one_of(EXPANDED),
+        "value_dim": one_of(VALUE),
+        "q_per_kv": one_of(1),
+        "causal": one_of(False, True),
+        "activations": one_of("bfloat16"),
+    }
+    _register("ragged", operations.ragged, WHERE_PREFILLED, frozenset({RAGGED_SIGNATURE}), expanded)
     merged = frozenset({MERGE_SIGNATURE})
     _register("merge_partials", operations.merge_partials, ON_ANY, merged, {"head_dim": one_of(LATENT)})

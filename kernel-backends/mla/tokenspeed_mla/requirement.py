@@ -35,4 +35,7 @@ class CompilerRequirement(CapabilityRequirement):
 WHERE_DECODED = CompilerRequirement(architectures=(HOPPER, *BLACKWELLS))
 """wgmma exists on sm_90 alone, tcgen05 on these two that the compiler makes code for."""
 
+WHERE_PREFILLED = CompilerRequirement(architectures=(HOPPER,))
+"""The prefill is written for wgmma."""
+
 ON_ANY = CompilerRequirement(minimum_architecture=(8, 0))

@@ -1,13 +1,13 @@
 """Cases of attention.ragged."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 
 from tokenspeed_kernel.numerics.cases import Buffers, Case, Close, Expectation, Outputs, register_cases
-from tokenspeed_kernel.numerics.paged import exact_attention
+from tokenspeed_kernel.numerics.paged import exact_attention, roundoff_of
 from tokenspeed_kernel.numerics.prologue_cases import Heads
 from tokenspeed_kernel.ops.paged_reference import ScoreRules
 from tokenspeed_kernel.registry import KernelFunction
@@ -40,6 +40,7 @@ class RaggedInputs:
     q: torch.Tensor
     kv: torch.Tensor
     scale: float
+    activations: str = "float32"
 
     def _call(self, fn: KernelFunction, buffers: Buffers, with_lse: bool) -> Outputs:
         shape, width = self.shape, self.shape.heads.dim
@@ -63,13 +64,14 @@ class RaggedInputs:
         value = torch.full((*self.q.shape[:2], shape.value), torch.nan, dtype=torch.float64)
         lse = torch.full(self.q.shape[:2], torch.nan, dtype=torch.float64)
         bound, lse_bound = torch.zeros_like(value), torch.zeros_like(lse)
+        # Keys are rounded beside the queries, values beside the weights: the same again of each.
+        rounding = 2.0 * roundoff_of(self.activations)
         place, first = 0, 0
         for queries, keys in zip(shape.queries, shape.keys, strict=True):
             here, kv = slice(place, place + queries), self.kv[first : first + keys]
             positions = torch.arange(keys - queries, keys) if self.causal else torch.full((queries,), keys)
-            exact = exact_attention(
-                self.q[here, :, :width], positions, kv[..., :width], kv[..., width:], 0, ScoreRules(self.scale)
-            )
+            k, v, rules = kv[..., :width], kv[..., width:], ScoreRules(self.scale)
+            exact = exact_attention(self.q[here, :, :width], positions, k, v, 0, rules, rounding)
             value[here], bound[here] = exact.out, exact.out_bound
             lse[here], lse_bound[here] = exact.lse, exact.lse_bound
             place, first = place + queries, first + keys
@@ -86,7 +88,8 @@ _SHAPES = (
 
 
 def ragged_cases(_signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
-    """With and without a mask: chunks behind a prefix, rows without queries or keys, rows that belong to nobody."""
+    """With and without a mask: chunks behind a prefix, rows without queries or keys, rows that belong to nobody; each
+    once more for kernels that may round."""
     for shape in _SHAPES:
         heads = shape.heads
         for causal in (True, False):
@@ -100,7 +103,10 @@ def ragged_cases(_signature: FormatSignature, generator: torch.Generator) -> Ite
                 "q_per_kv": heads.per_kv,
                 "causal": causal,
             }
-            yield Case(f"{shape.name}, {'causal' if causal else 'all keys'}", traits, inputs.run, inputs.expect)
+            name = f"{shape.name}, {'causal' if causal else 'all keys'}"
+            yield Case(name, traits, inputs.run, inputs.expect)
+            rounded = replace(inputs, activations="bfloat16")
+            yield Case(f"{name}, rounded", {**traits, "activations": "bfloat16"}, rounded.run, rounded.expect)
 
 
 register_cases("attention.ragged", ragged_cases)

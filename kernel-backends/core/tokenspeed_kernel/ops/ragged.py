@@ -15,15 +15,19 @@ Contract
     output the weighted sum of v, lse the logarithm of the sum of the exponentials of the scores. A query that sees no
     key gives zeros and -inf. Rows of out and lse that belong to no row are left alone.
 
-Roles: input, output. Traits: head_dim (D), value_dim (Dv), q_per_kv, causal.
+Under the activations "bfloat16" (attention_rounding.py) keys and values are rounded too.
+
+Roles: input, output. Traits: head_dim (D), value_dim (Dv), q_per_kv, causal, activations.
 """
 
 import torch
 
 from tokenspeed_kernel.binding import Bound, bind
+from tokenspeed_kernel.ops.attention_rounding import ACTIVATIONS_TRAIT, ROUNDED, allowed_rounding
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
+from tokenspeed_kernel.selection import SelectionError
 from tokenspeed_kernel.signature import FLOAT32, FormatSignature
-from tokenspeed_kernel.traits import Range, flag_trait, one_of, size_trait
+from tokenspeed_kernel.traits import Range, TraitValue, flag_trait, one_of, size_trait
 
 RAGGED_SIGNATURE = FormatSignature.of(input=FLOAT32, output=FLOAT32)
 
@@ -37,6 +41,7 @@ RAGGED = declare_operation(
             "value_dim": size_trait("elements of one head of v", 128),
             "q_per_kv": size_trait("query heads that share a KV head", 1),
             "causal": flag_trait("a query reads no keys beyond its own position", True),
+            "activations": ACTIVATIONS_TRAIT,
         },
         arguments="q, k, v, query_start, key_start, scale, out, lse, causal",
     )
@@ -95,8 +100,26 @@ def reference_ragged(
 
 
 def bind_attention_ragged(
-    *, head_dim: int, value_dim: int, q_per_kv: int, causal: bool, override: str | None = None
+    *,
+    head_dim: int,
+    value_dim: int,
+    q_per_kv: int,
+    causal: bool,
+    activations: str | None = None,
+    override: str | None = None,
 ) -> Bound:
-    """Chooses ``fn(q, k, v, query_start, key_start, scale, out, lse, causal)``."""
-    traits = {"head_dim": head_dim, "value_dim": value_dim, "q_per_kv": q_per_kv, "causal": causal}
-    return bind("attention", "ragged", RAGGED_SIGNATURE, traits, override=override)
+    """Chooses ``fn(q, k, v, query_start, key_start, scale, out, lse, causal)``. ``activations``: as in
+    attention_rounding.bind_reader."""
+    operation = ("attention", "ragged", RAGGED_SIGNATURE)
+    traits: dict[str, TraitValue] = {
+        "head_dim": head_dim,
+        "value_dim": value_dim,
+        "q_per_kv": q_per_kv,
+        "causal": causal,
+    }
+    if allowed_rounding(activations) == ROUNDED:
+        try:
+            return bind(*operation, {**traits, "activations": ROUNDED}, override=override)
+        except SelectionError:
+            pass  # nothing rounds here
+    return bind(*operation, traits, override=override)

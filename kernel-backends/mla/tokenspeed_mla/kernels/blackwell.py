@@ -125,7 +125,7 @@ class BlackwellDecode:
             scale,
         )
         grid = (ceil_div(rows, TILE_ROWS), all_groups, splits)
-        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1)
+        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1, use_pdl=True)
 
     def _product(self, major: OperandMajorMode, columns: int) -> cute.TiledMma:
         """64 rows by ``columns``, 16 deep, sums in float32."""
@@ -167,7 +167,6 @@ class BlackwellDecode:
         request = request_group // groups
         first_token = (request_group % groups) * fold
         q_len = groups * fold
-        seq_len = lengths[request]
 
         smem = SmemAllocator()
         s_q = smem.allocate_tensor(self.element, q_layout.outer, 1024, swizzle=q_layout.inner)
@@ -176,10 +175,6 @@ class BlackwellDecode:
         # Full, one for each stage; freed, one for each stage; scored, one for each buffer; weighed; the queries'.
         barriers = smem.allocate_array(Int64, 3 * STAGES + 2)
         holder = smem.allocate_array(Int32, 1)
-
-        first, share = split_keys(seq_len, self.page_size, split, splits)
-        stop = cutlass.min(first + share, visible_keys(seq_len, q_len, first_token + fold - 1))
-        steps = ceil_div(cutlass.max(stop - first, 0), TILE_KEYS)
 
         if thread == 0:
             for barrier in cutlass.range_constexpr(3 * STAGES + 2):
@@ -191,6 +186,13 @@ class BlackwellDecode:
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
         tensor = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
+        # From here on what the kernel before this one wrote is there.
+        cute.arch.griddepcontrol_wait()
+
+        seq_len = lengths[request]
+        first, share = split_keys(seq_len, self.page_size, split, splits)
+        stop = cutlass.min(first + share, visible_keys(seq_len, q_len, first_token + fold - 1))
+        steps = ceil_div(cutlass.max(stop - first, 0), TILE_KEYS)
 
         if warp == LOADING_WARP:
             if steps > 0:
@@ -219,6 +221,7 @@ class BlackwellDecode:
                 scale,
                 thread,
             )
+        cute.arch.griddepcontrol_launch_dependents()
         cute.arch.sync_threads()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tensor, TENSOR_COLUMNS)

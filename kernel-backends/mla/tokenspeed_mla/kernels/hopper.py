@@ -129,7 +129,7 @@ class HopperDecode:
             scale,
         )
         grid = (ceil_div(rows, TILE_ROWS), batch * groups, splits)
-        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1)
+        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1, use_pdl=True)
 
     def _product(self, major: OperandMajorMode, columns: int) -> cute.TiledMma:
         """What one half of the arithmetic multiplies with: 64 rows by ``columns``, 16 deep, sums in float32."""
@@ -167,7 +167,6 @@ class HopperDecode:
         request = request_group // groups
         first_token = (request_group % groups) * fold
         q_len = groups * fold
-        seq_len = lengths[request]
 
         smem = SmemAllocator()
         s_q = smem.allocate_tensor(self.element, q_layout.outer, 1024, swizzle=q_layout.inner)
@@ -177,10 +176,6 @@ class HopperDecode:
         # Full, one for each stage, then empty, one for each stage, then that of the queries.
         barriers = smem.allocate_array(Int64, 2 * STAGES + 1)
 
-        first, share = split_keys(seq_len, self.page_size, split, splits)
-        stop = cutlass.min(first + share, visible_keys(seq_len, q_len, first_token + fold - 1))
-        steps = ceil_div(cutlass.max(stop - first, 0), TILE_KEYS)
-
         if thread == 0:
             cute.arch.mbarrier_init(barriers + 2 * STAGES, 1)
             for stage in cutlass.range_constexpr(STAGES):
@@ -188,12 +183,20 @@ class HopperDecode:
                 cute.arch.mbarrier_init(barriers + STAGES + stage, MATH_WARPS)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
+        # From here on what the kernel before this one wrote is there.
+        cute.arch.griddepcontrol_wait()
+
+        seq_len = lengths[request]
+        first, share = split_keys(seq_len, self.page_size, split, splits)
+        stop = cutlass.min(first + share, visible_keys(seq_len, q_len, first_token + fold - 1))
+        steps = ceil_div(cutlass.max(stop - first, 0), TILE_KEYS)
 
         if warp >= MATH_WARPS:
             cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
             if warp == LOADING_WARP and steps > 0:
                 self._load_queries(q_atom, q_tma[None, None, request_group], s_q, barriers + 2 * STAGES, tile)
                 self._load_keys(kv_atom, kv_tma, tables, s_kv, barriers, request, first, stop, steps)
+            cute.arch.griddepcontrol_launch_dependents()
         else:
             cute.arch.setmaxregister_increase(MATH_REGISTERS)
             # A request of a negative length is nobody's: nothing is written for it.
@@ -350,4 +353,5 @@ class HopperDecode:
             if stage == STAGES:
                 stage = Int32(0)
                 phase ^= 1
+        cute.arch.griddepcontrol_launch_dependents()
         finish(sums, most, total, s_row, values_of.partition_C(out), lse, rows, rows_left, scale, half, thread)

@@ -20,10 +20,12 @@ LOG2_E = 1.4426950408889634
 
 
 class MergePartials:
-    """One compiled variant: the type of the output."""
+    """One compiled variant: the type of the output; ``dependent``: whether it may be launched while what it waits for
+    still runs, which GPUs from sm_90 on can."""
 
-    def __init__(self, output: type[cutlass.Numeric]) -> None:
+    def __init__(self, output: type[cutlass.Numeric], dependent: bool) -> None:
         self.output = output
+        self.dependent = dependent
 
     @cute.jit
     def __call__(
@@ -57,7 +59,8 @@ class MergePartials:
         outputs = cute.make_tensor(out, cute.make_layout((*lanes, groups, rows), stride=out_stride))
         sums = cute.make_tensor(lse, cute.make_layout((groups, rows), stride=(Int64(rows), 1)))
         kernel = self._kernel(parts, part_lse, outputs, sums, rows, splits)
-        kernel.launch(grid=(ceil_div(rows, WARPS), groups, 1), block=(WARPS * LANES, 1, 1), stream=stream)
+        grid, block = (ceil_div(rows, WARPS), groups, 1), (WARPS * LANES, 1, 1)
+        kernel.launch(grid=grid, block=block, stream=stream, use_pdl=self.dependent)
 
     @cute.kernel
     def _kernel(
@@ -73,6 +76,9 @@ class MergePartials:
         thread, _, _ = cute.arch.thread_idx()
         lane = thread % LANES
         row = block * WARPS + thread // LANES
+        if cutlass.const_expr(self.dependent):
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
         if row < rows:
             most = -Float32.inf
             for split in cutlass.range(lane, splits, LANES, unroll=1):

@@ -40,3 +40,12 @@ def group_sums(
 ) -> cute.Tensor:
     """Logarithms of the sums of the exponentials [rows, groups, splits]."""
     return cute.make_tensor(lse, cute.make_layout((rows, groups, splits), stride=(1, group_stride, split_stride)))
+
+
+def head_rows(
+    address: cute.Pointer, rows: Int32, width: int, heads: Int32, row_stride: Int64, head_stride: Int64
+) -> cute.Tensor:
+    """Queries, keys or values of every head, [rows, width, heads], both strides multiples of 16 bytes, as TMA wants
+    them: checked by the caller."""
+    strides = (cute.assume(row_stride, 8), 1, cute.assume(head_stride, 8))
+    return cute.make_tensor(address, cute.make_layout((rows, width, heads), stride=strides))
