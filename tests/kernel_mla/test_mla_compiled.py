@@ -21,14 +21,15 @@ def run(*words: object) -> None:
 both_generations = pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
 
 
-@both_generations
-def test_the_decode_has_the_instructions_and_is_right(architecture):
-    run("instructions", architecture)
+@pytest.mark.parametrize("kernel", ["hopper", "blackwell", "pair"])
+def test_the_decode_has_the_instructions_and_is_right(kernel):
+    run(kernel)
 
 
 @pytest.mark.long
-def test_a_wait_or_fence_that_is_missing_is_found():
-    run("faults", "sm_100a")
+@pytest.mark.parametrize("heads", [24, 72], ids=["a_block", "a_pair"])
+def test_a_wait_or_fence_that_is_missing_is_found(heads):
+    run("faults", heads)
 
 
 @pytest.mark.long

@@ -1,5 +1,7 @@
 """How a decode is cut: folding is a view, the workspace has the size that its formula says, every key is somebody's."""
 
+from dataclasses import replace
+
 import mla_twin
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tokenspeed_kernel.ops.mla import reference_mla_decode
 from tokenspeed_mla import DecodePlan
 from tokenspeed_mla.addressing import PAGE_SIZES, TILE_KEYS, TILE_ROWS, ceil_div, split_keys
 from tokenspeed_mla.decode import by_group, split_workspace
+from tokenspeed_mla.plan import tile_rows_of
 
 plans = some.builds(
     DecodePlan,
@@ -17,6 +20,7 @@ plans = some.builds(
     q_len=some.integers(1, 6),
     heads=some.sampled_from([1, 2, 8, 12, 16, 20, 32, 48, 64, 65, 96, 128]),
     splits=some.integers(1, 9),
+    tile_rows=some.sampled_from([64, 128]),
 )
 few = settings(deadline=None, max_examples=25)
 
@@ -44,7 +48,7 @@ def test_folding_is_a_view_of_the_same_storage(plan):
         torch.arange(plan.batch * plan.q_len * plan.heads).repeat_interleave(512).view(-1, plan.q_len, plan.heads, 512)
     )
     lse = torch.zeros(out.shape[:3])
-    folded, _ = by_group(DecodePlan(plan.batch, plan.q_len, plan.heads, 1), out, lse)
+    folded, _ = by_group(replace(plan, splits=1), out, lse)
     assert folded.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
     request, group, row = plan.batch - 1, plan.groups - 1, plan.rows - 1
     token, head = group * plan.fold + row // plan.heads, row % plan.heads
@@ -54,8 +58,8 @@ def test_folding_is_a_view_of_the_same_storage(plan):
 @few
 @given(plans)
 def test_the_workspace_is_what_its_formula_says(plan):
-    """B * rows(H, q_len, tile) * splits * (512 + 1) * 4 bytes, 0 for one split."""
-    rows = plan.groups * ceil_div(plan.rows, TILE_ROWS) * TILE_ROWS
+    """B * rows(H, q_len, tile) * splits * (512 + 1) * 4 bytes, 0 for one split; a pair's tile has 128 rows."""
+    rows = plan.groups * ceil_div(plan.rows, plan.tile_rows) * plan.tile_rows
     expected = 0 if plan.splits == 1 else plan.batch * rows * plan.splits * 513 * 4
     assert plan.workspace_bytes == expected
     if expected:
@@ -76,6 +80,33 @@ def test_every_key_is_in_one_split(seq_len, page, splits):
         assert first % page == 0
         owners[first : min(first + share, seq_len)] += 1
     assert bool((owners[:seq_len] == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("heads", "q_len", "tile_rows", "blocks"),
+    [
+        (128, 1, 128, 2),
+        (64, 1, 64, 1),
+        (64, 4, 128, 2),
+        (16, 4, 64, 1),
+        (16, 8, 128, 2),
+        (192, 1, 64, 3),
+        (256, 1, 128, 4),
+    ],
+)
+def test_a_pair_takes_the_rows_that_fill_more_than_a_block(heads, q_len, tile_rows, blocks):
+    assert tile_rows_of(True, heads, q_len) == tile_rows
+    assert tile_rows_of(False, heads, q_len) == 64
+    assert DecodePlan(1, q_len, heads, 1, tile_rows).grid[0] == blocks
+
+
+def test_a_pair_counts_for_two_processors():
+    assert DecodePlan.choose(1, 1, 128, 1024, 148, 128).splits <= 74 < DecodePlan.choose(1, 1, 64, 1024, 148).splits
+
+
+def test_a_tile_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="64 or 128 rows"):
+        DecodePlan(1, 1, 128, 1, 256)
 
 
 def test_one_row_on_a_whole_gpu_is_split_and_many_are_not():

@@ -22,10 +22,13 @@ from tokenspeed_kernel.ops.mla import reference_mla_decode_partial
 from tokenspeed_kernel.ops.ragged import reference_ragged
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_mla import DecodePlan, mla_decode, mla_prefill
-from tokenspeed_mla.addressing import TILE_KEYS, TILE_ROWS
-from tokenspeed_mla.ahead import MachineCode, compile_ahead, variants
+from tokenspeed_mla.addressing import PAIR_KEYS, PAIR_ROWS, TILE_KEYS, TILE_ROWS
+from tokenspeed_mla.ahead import MachineCode, compile_ahead
+from tokenspeed_mla.ahead import variants as all_variants
 from tokenspeed_mla.compilation import BLACKWELLS, HOPPER, decode_variant
-from tokenspeed_mla.kernels import blackwell_steps, hopper_prefill_steps, hopper_steps
+from tokenspeed_mla.kernels import blackwell as blackwell_decode
+from tokenspeed_mla.kernels import blackwell_pair, blackwell_steps, hopper_prefill_steps, hopper_steps
+from tokenspeed_mla.plan import tile_rows_of
 
 SCALE = 0.06
 
@@ -67,7 +70,7 @@ def compare(
     q, cache, table, seq_lens = make_case(lengths, q_len, heads, page, dtype)
     out = torch.full((*q.shape[:3], 512), torch.nan)
     lse = torch.full(q.shape[:3], torch.nan)
-    plan = DecodePlan(len(lengths), q_len, heads, splits)
+    plan = DecodePlan(len(lengths), q_len, heads, splits, tile_rows_of(architecture in BLACKWELLS, heads, q_len))
     workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
     with on_machine(architecture, late):
         mla_decode(
@@ -101,15 +104,27 @@ def said(code: MachineCode, counts: dict[str, int], most_registers: int) -> None
     assert code.registers <= most_registers, code.registers
 
 
-def instructions(architecture: str) -> None:
-    """The code that was asked for: products of those sizes, loads by TMA, registers and shared memory that fit; and
-    that it is right."""
-    {HOPPER: hopper_instructions}.get(architecture, blackwell_instructions)(architecture)
+def hopper() -> None:
+    """The decode has the code that was asked for: products of those sizes, loads by TMA, registers and shared memory
+    that fit; and it is right."""
+    code = decode_runner(HOPPER, torch.bfloat16, torch.float32, 64).code
+    counts = {
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16": 576 // 16,
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16": TILE_ROWS // 16,
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 2 * 576 // 64,
+        "setmaxnreg.inc.sync.aligned.u32": 1,
+        "fence.proxy.async.shared::cta": 1,
+        "griddepcontrol.wait": 1,
+        "griddepcontrol.launch_dependents": 2,
+    }
+    said(code, counts, 168)
+    compare([270], 2, 24, 64, 2, torch.bfloat16)  # three steps a block, so that a stage is used again
+    assert shared_bytes == [hopper_steps.SHARED_BYTES] * 2, shared_bytes
 
 
-def blackwell_instructions(architecture: str) -> None:
-    """As instructions. Registers are below what 192 threads may have of a processor, so none is to be spilt."""
-    code = decode_runner(architecture, torch.bfloat16, torch.float32, 64).code
+def blackwell() -> None:
+    """As hopper, on tiles of 64 rows."""
+    code = decode_runner("sm_100a", torch.bfloat16, torch.float32, 64).code
     counts = {
         "tcgen05.mma.cta_group::1.kind::f16": 576 // 16 + 2 * TILE_KEYS // 16,
         "tcgen05.ld.sync.aligned.16x32bx2.x32": 1,
@@ -120,21 +135,46 @@ def blackwell_instructions(architecture: str) -> None:
         "tcgen05.dealloc.cta_group::1": 1,
         "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 2 * 576 // 64,
         "fence.proxy.async.shared::cta": 1,
+        "griddepcontrol.wait": 1,
+        "griddepcontrol.launch_dependents": 1,
     }
     said(code, counts, blackwell_steps.MOST_REGISTERS)
-    # Three steps a block, so that a stage is used again; the first products are larger than the later ones are.
-    compare([270], 2, 24, 64, 1, torch.bfloat16, architecture, late=ALL, scale=1.0)
-    assert shared_bytes == [blackwell_steps.SHARED_BYTES] * 2, shared_bytes
-    assert tensor_columns == [256 + 2 * TILE_KEYS], tensor_columns
+    # Three steps a block, so that a stage is used again; scores so large that the sums are scaled.
+    compare([270], 2, 24, 64, 1, torch.bfloat16, "sm_100a", late=ALL, scale=1.0)
+    assert shared_bytes == [blackwell_decode.SHARED_BYTES] * 2, shared_bytes
+    assert tensor_columns == [256 + 2 * 64], tensor_columns
 
 
-def faults(architecture: str) -> None:
-    """The machine finds each wait or fence that is taken out of the code: otherwise it proved nothing of them."""
-    runner = decode_runner(architecture, torch.bfloat16, torch.float32, 64)
+def pair() -> None:
+    """As hopper, on tiles of 128 rows by pairs of blocks."""
+    code = decode_runner("sm_100a", torch.bfloat16, torch.float32, 64, PAIR_ROWS).code
+    counts = {
+        "tcgen05.mma.cta_group::2.kind::f16": 576 // 16 + 2 * PAIR_KEYS // 16,
+        "tcgen05.ld.sync.aligned.32x32b.x64": 1 + 2 * 256 // 64,
+        "tcgen05.st.sync.aligned.32x32b.x64": 256 // 64,
+        "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster": 3,
+        "tcgen05.alloc.cta_group::2": 1,
+        "tcgen05.dealloc.cta_group::2": 1,
+        "mbarrier.arrive.release.cluster.shared::cluster": 1,
+        "L2::cache_hint.cta_group::2": 2 * 576 // 64,
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 2 * 256 // 64,
+        "fence.proxy.async.shared::cta": 1,
+        "griddepcontrol.wait": 1,
+    }
+    said(code, counts, blackwell_steps.MOST_REGISTERS)
+    compare([400], 1, 72, 64, 1, torch.bfloat16, "sm_100a", late=ALL, scale=1.0)
+    assert shared_bytes == [blackwell_pair.SHARED_BYTES] * 2, shared_bytes
+    assert tensor_columns == [256 + 2 * 64], tensor_columns
+
+
+def faults(heads: int) -> None:
+    """The machine finds each wait or fence that is taken out of the code for Blackwell: otherwise it proved nothing of
+    them. 24 heads take a block, 72 a pair."""
+    runner = decode_runner("sm_100a", torch.bfloat16, torch.float32, 64, tile_rows_of(True, heads, 1))
     sound = runner.code.ptx
     waits = [one.start() for one in re.finditer(r"mbarrier\.try_wait", sound)]
     for late in (LOADS, ALL):
-        compare([270], 1, 24, 64, 1, torch.bfloat16, architecture, late, scale=1.0)
+        compare([400], 1, heads, 64, 1, torch.bfloat16, "sm_100a", late, scale=1.0)
     spoilt = {f"wait {n}": sound[:at] + "mov.pred P1, -1; //" + sound[at:] for n, at in enumerate(waits)}
     for word in ("fence.proxy.async.shared::cta", "tcgen05.wait::ld.sync.aligned", "tcgen05.wait::st.sync.aligned"):
         assert word in sound
@@ -144,7 +184,7 @@ def faults(architecture: str) -> None:
         runner.program = Program(text)
         try:
             for late in (LOADS, ALL):
-                compare([270], 1, 24, 64, 1, torch.bfloat16, architecture, late, scale=1.0)
+                compare([400], 1, heads, 64, 1, torch.bfloat16, "sm_100a", late, scale=1.0)
         except (MachineError, AssertionError):
             continue
         missed.append(name)
@@ -153,25 +193,11 @@ def faults(architecture: str) -> None:
 
 def same_text() -> None:
     """The code for sm_103a is that for sm_100a, so what is shown of one holds for the other."""
-    for output, page in ((torch.float32, 64), (torch.bfloat16, 16)):
-        texts = [compile_ahead(decode_variant(one, torch.bfloat16, output, page)).ptx for one in BLACKWELLS]
+    for tile_rows in (TILE_ROWS, PAIR_ROWS):
+        variants = [decode_variant(one, torch.bfloat16, torch.float32, 64, tile_rows) for one in BLACKWELLS]
+        texts = [compile_ahead(variant).ptx for variant in variants]
         assert texts[1].count(".target sm_103a") == 1
         assert texts[0] == texts[1].replace(".target sm_103a", ".target sm_100a")
-
-
-def hopper_instructions(architecture: str) -> None:
-    """As instructions."""
-    code = decode_runner(architecture, torch.bfloat16, torch.float32, 64).code
-    counts = {
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16": 576 // 16,
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16": TILE_ROWS // 16,
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 2 * 576 // 64,
-        "setmaxnreg.inc.sync.aligned.u32": 1,
-        "fence.proxy.async.shared::cta": 1,
-    }
-    said(code, counts, 168)
-    compare([270], 2, 24, 64, 2, torch.bfloat16)  # three steps a block, so that a stage is used again
-    assert shared_bytes == [hopper_steps.SHARED_BYTES] * 2, shared_bytes
 
 
 def shapes(architecture: str, page: int, half: int) -> None:
@@ -234,7 +260,7 @@ def prefill(architecture: str, causal: int) -> None:
 
 def everything_compiles() -> None:
     """Every variant, without a warning and without a spill."""
-    for variant in variants():
+    for variant in all_variants():
         code = compile_ahead(variant)
         # The merge keeps an address while the exact reciprocal is called, once a row.
         most = 8 if variant.kernel == "merge" else 0
@@ -255,7 +281,9 @@ def numerics(architecture: str, kernel: str) -> None:
 
 
 CHECKS: dict[str, Callable[..., None]] = {
-    "instructions": instructions,
+    "hopper": hopper,
+    "blackwell": blackwell,
+    "pair": pair,
     "same_text": same_text,
     "faults": faults,
     "prefill": prefill,

@@ -14,7 +14,7 @@ from ptx_memory import Memory
 
 from tokenspeed_kernel.platform import PlatformInfo, override_platform
 from tokenspeed_mla import decode, prefill
-from tokenspeed_mla.addressing import EXPANDED, LATENT, VALUE, WIDTH, ceil_div
+from tokenspeed_mla.addressing import EXPANDED, LATENT, TILE_ROWS, VALUE, WIDTH, ceil_div
 from tokenspeed_mla.compilation import decode_variant, merge_variant, prefill_variant
 
 PROCESSORS = 132
@@ -35,7 +35,9 @@ def gpu(architecture: str) -> PlatformInfo:
 
 
 @cache
-def decode_runner(architecture: str, element: torch.dtype, output: torch.dtype, page: int) -> HostFunction:
+def decode_runner(
+    architecture: str, element: torch.dtype, output: torch.dtype, page: int, tile_rows: int = TILE_ROWS
+) -> HostFunction:
     """What compile_decode returns, for addresses in this process."""
 
     def lend(
@@ -74,7 +76,7 @@ def decode_runner(architecture: str, element: torch.dtype, output: torch.dtype, 
                 memory.lend(lse + (split * lse_split + group * lse_group) * 4, rows * 4)
         return memory
 
-    return HostFunction(decode_variant(architecture, element, output, page), lend)
+    return HostFunction(decode_variant(architecture, element, output, page, tile_rows), lend)
 
 
 @cache

@@ -4,6 +4,8 @@ It shares the arithmetic of places (tokenspeed_mla.addressing) and the plan with
 what they say can be tried on many shapes. The machine code itself is run by ptx_machine, on fewer.
 """
 
+from dataclasses import replace
+
 import torch
 
 from tokenspeed_mla import DecodePlan
@@ -23,7 +25,7 @@ def decode(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """mla_decode by its plan: out [B, q_len, H, 512] and lse [B, q_len, H]."""
     out, lse = torch.full((*q.shape[:3], LATENT), torch.nan), torch.full(q.shape[:3], torch.nan)
-    whole_out, whole_lse = by_group(DecodePlan(plan.batch, plan.q_len, plan.heads, 1), out, lse)
+    whole_out, whole_lse = by_group(replace(plan, splits=1), out, lse)
     if plan.splits == 1:
         parts, parts_lse = whole_out, whole_lse
     else:

@@ -11,9 +11,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ptx_cluster import run
 from ptx_machine import Block
 from ptx_memory import Memory
 from ptx_program import Program
@@ -39,8 +41,9 @@ int _cudaLibraryLoadData(void **library, ...) { *library = 0; return 0; }
 """
 _Report = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
 
-_ATTRIBUTE_BYTES, _DEPENDENT = 72, 6
-"""Of a launch: bytes of a cudaLaunchAttribute, and the number of cudaLaunchAttributeProgrammaticStreamSerialization."""
+_ATTRIBUTE_BYTES, _CLUSTER, _DEPENDENT = 72, 4, 6
+"""Of a launch: bytes of a cudaLaunchAttribute, and the numbers of cudaLaunchAttributeClusterDimension and of
+cudaLaunchAttributeProgrammaticStreamSerialization."""
 
 shared_bytes = [0, 0]
 """The most that any block was given, and touched."""
@@ -78,6 +81,16 @@ def _tensor_map(parameter: bytes) -> TensorMap:
     extents = ((words[4] & low) + 1, (words[4] >> 32) + 1, (words[5] & low) + 1)
     box = ((words[6] >> 56) + 1, (words[7] & 0xFF) + 1, (words[7] >> 8 & 0xFF) + 1)
     return TensorMap(words[0], 2, extents, strides, box)
+
+
+def _attributes(config: int) -> dict[int, tuple[int, int, int]]:
+    """By its number, what begins the value of each attribute of a cudaLaunchConfig_t."""
+    first, count = ctypes.c_uint64.from_address(config + 40).value, ctypes.c_uint32.from_address(config + 48).value
+    places = (first + _ATTRIBUTE_BYTES * index for index in range(count))
+    return {
+        ctypes.c_uint32.from_address(place).value: tuple((ctypes.c_uint32 * 3).from_address(place + 8))
+        for place in places
+    }
 
 
 class HostFunction:
@@ -131,17 +144,17 @@ class HostFunction:
         for place, size in zip(places, self.program.parameter_bytes, strict=False):
             content = ctypes.string_at(place, size)
             parameters.append(_tensor_map(content) if size == 128 else content)
-        attributes, count = ctypes.c_uint64.from_address(config + 40).value, ctypes.c_uint32.from_address(config + 48)
-        dependent = any(
-            (ctypes.c_uint32 * 3).from_address(attributes + _ATTRIBUTE_BYTES * place)[::2] == [_DEPENDENT, 1]
-            for place in range(count.value)
-        )
+        attributes = _attributes(config)
+        dependent = attributes.get(_DEPENDENT, (0,))[0] == 1
         assert dependent == self.program.waits_for_grid, "launched dependent, or waiting for the kernel before: both"
+        cluster = max(attributes.get(_CLUSTER, (1,))[0], 1)
         shared_bytes[0] = max(shared_bytes[0], given)
-        for z in range(numbers[2]):
-            for y in range(numbers[1]):
-                for x in range(numbers[0]):
-                    block = Block(self.program, memory, parameters, (x, y, z), numbers[3], given, late_blocks[0])
-                    block.run()
-                    shared_bytes[1] = max(shared_bytes[1], block.shared_used)
-                    tensor_columns[0] = max(tensor_columns[0], block.tensor.used)
+        for z, y, x in product(range(numbers[2]), range(numbers[1]), range(0, numbers[0], cluster)):
+            blocks = [
+                Block(self.program, memory, parameters, (x + rank, y, z), numbers[3], given, late_blocks[0], rank)
+                for rank in range(cluster)
+            ]
+            run(blocks)
+            for block in blocks:
+                shared_bytes[1] = max(shared_bytes[1], block.shared_used)
+                tensor_columns[0] = max(tensor_columns[0], block.tensor.used)

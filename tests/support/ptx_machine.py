@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 from ptx_arithmetic import ARITHMETIC, MachineError, bits_of, typed
-from ptx_memory import Barrier, Memory
+from ptx_memory import OFFSET, RANK_SHIFT, Barrier, Memory
 from ptx_program import Instruction, Program
 from ptx_tensor_memory import TensorMemory
 from ptx_tensors import LINE_BYTES, TensorMap, narrow, operand_places, swizzle
@@ -40,9 +40,11 @@ class Warp:
         self.places = np.zeros(LANES, dtype=np.int64)
         self.mask = _ALL
         self.waits_at = ""
+        self.cluster_turn = 0
         self.released = not block.program.waits_for_grid
         lanes = np.arange(LANES, dtype=np.uint32) + LANES * index
-        self.special = {"%tid.x": lanes, "%laneid": lanes % LANES}
+        rank = np.full(LANES, block.rank, dtype=np.uint32)
+        self.special = {"%tid.x": lanes, "%laneid": lanes % LANES, "%cluster_ctarank": rank}
         for axis, number in zip("xyz", block.position, strict=True):
             self.special[f"%ctaid.{axis}"] = np.full(LANES, number, dtype=np.uint32)
 
@@ -55,7 +57,7 @@ class Warp:
         if operand in self.block.parameter_places:
             number = self.block.parameter_places[operand]
         elif operand.startswith("__dynamic_shmem__"):
-            number = SHARED_BASE
+            number = SHARED_BASE + (self.block.rank << RANK_SHIFT)
         elif operand.startswith("0f"):
             number = int(operand[2:], 16)
         elif operand.lstrip("-").isdigit():
@@ -121,7 +123,8 @@ class Warp:
 
 class Block:
     """One block of a launch. ``parameters`` are bytes, or a TensorMap, in the order of the kernel; ``late``: which of
-    "loads" and "products" wait until no warp gets on, the loads the last first."""
+    "loads" and "products" wait until no warp gets on, the loads the last first; ``rank``: its number in its cluster
+    (ptx_cluster), whose blocks see each other's shared memory."""
 
     def __init__(
         self,
@@ -132,8 +135,10 @@ class Block:
         threads: int,
         shared_bytes: int,
         late: tuple[str, ...] = (),
+        rank: int = 0,
     ) -> None:
-        self.program, self.memory, self.position = program, memory, position
+        self.program, self.memory, self.position, self.rank = program, memory, position, rank
+        self.cluster = [self]
         if len(parameters) != len(program.parameters):
             raise MachineError(f"{len(parameters)} parameters given; the kernel has {len(program.parameters)}")
         self.parameter_places = {name: PARAM_BASE + PARAM_STRIDE * i for i, name in enumerate(program.parameters)}
@@ -150,43 +155,12 @@ class Block:
         self.rounds: dict[int, int] = {}
         self.warps = [Warp(self, index) for index in range(threads // LANES)]
 
-    def run(self) -> None:
-        """Until every warp has ended; MachineError where none gets on, or where an mbarrier is left in mid-phase."""
-        running = [warp.run() for warp in self.warps]
-        stuck = 0
-        while running:
-            moved = False
-            for one in list(running):
-                try:
-                    moved |= bool(next(one))
-                except StopIteration:
-                    running.remove(one)
-                    moved = True
-            stuck = 0 if moved or self._do_something() else stuck + 1
-            if stuck > 2:
-                raise MachineError(f"the block is stuck; its warps wait at {[warp.waits_at for warp in self.warps]}")
-        if any(self.under_way.values()):
-            raise MachineError("the block has ended, and loads or products are under way")
-        if self.tensor.columns:
-            raise MachineError(f"{self.tensor.columns} columns of tensor memory are not given back")
-        for address, barrier in self.barriers.items():
-            if barrier.pending != barrier.count or barrier.bytes:
-                raise MachineError(f"the mbarrier at {address} is left in mid-phase: {barrier}")
-
     def soon(self, queue: str, action: Callable[[], None]) -> None:
         """Does what runs by itself: at once, or when nothing else can be done."""
         if queue in self.late:
             self.under_way[queue].append(action)
         else:
             action()
-
-    def _do_something(self) -> bool:
-        """The last load that is under way, or else the first product."""
-        loads, products = self.under_way.values()
-        if loads or products:
-            (loads.pop() if loads else products.popleft())()
-            return True
-        return False
 
     def execute(self, warp: Warp, instruction: Instruction) -> Iterator[bool]:
         """Does one instruction for the lanes of the warp's mask."""
@@ -218,7 +192,9 @@ class Block:
 
     def memory_at(self, address: int, count: int, space: str) -> np.ndarray:
         if space == "shared":
-            start = address - SHARED_BASE
+            if address >> RANK_SHIFT != self.rank:
+                return self.peer(address).memory_at(address, count, space)
+            start = (address & OFFSET) - SHARED_BASE
             if start < 0 or start + count > len(self.shared):
                 raise MachineError(f"shared memory at {start} for {count} bytes: there are {len(self.shared)}")
             self.shared_used = max(self.shared_used, start + count)
@@ -260,7 +236,9 @@ class Block:
             address = int(addresses[lane])
             self._aligned(address, count * width, space).view(f"u{width}")[:] = values[:, lane]
             if space == "shared":
-                self.written[address - SHARED_BASE :][: count * width] = warp.index + 1
+                if address >> RANK_SHIFT != self.rank:
+                    raise MachineError("a store to another block's shared memory is not modelled")
+                self.written[(address & OFFSET) - SHARED_BASE :][: count * width] = warp.index + 1
 
     def _aligned(self, address: int, count: int, space: str) -> np.ndarray:
         if address % count and space != "param":
@@ -288,7 +266,7 @@ class Block:
                 for chunk in range(0, LINE_BYTES, 16):
                     to = int(swizzle(address + place * LINE_BYTES + chunk))
                     self.memory_at(to, 16, "shared")[:] = line[chunk : chunk + 16]
-                    self.written[to - SHARED_BASE :][:16] = 0
+                    self.written[(to & OFFSET) - SHARED_BASE :][:16] = 0
             found.bytes -= tensor.box_bytes
             found.settle()
 
@@ -296,10 +274,36 @@ class Block:
 
     # ----------------------------------------------------------------------------------------------- synchronisation
 
+    def peer(self, address: int) -> "Block":
+        """The block of the cluster that an address of shared memory is of."""
+        rank = address >> RANK_SHIFT
+        if rank >= len(self.cluster):
+            raise MachineError(f"shared memory of block {rank} of a cluster of {len(self.cluster)}")
+        return self.cluster[rank]
+
     def barrier_at(self, address: int) -> Barrier:
-        if address not in self.barriers:
+        barriers = self.peer(address).barriers
+        if address not in barriers:
             raise MachineError(f"no mbarrier was made at {address}")
-        return self.barriers[address]
+        return barriers[address]
+
+    def _mapa(self, warp: Warp, instruction: Instruction) -> None:
+        target, source, rank = instruction.operands
+        warp.write(target, (warp.value(source, "u32") & OFFSET) | (warp.value(rank, "u32") << RANK_SHIFT))
+
+    def _barrier(self, warp: Warp, instruction: Instruction) -> Iterator[bool] | None:
+        """barrier.cluster.arrive and wait, of all threads of the cluster."""
+        if not warp.mask.all():
+            raise MachineError("a part of a warp is at the cluster's barrier")
+        if instruction.parts[2] == "arrive":
+            warp.cluster_turn += 1
+            return None
+        return self._await_cluster(warp)
+
+    def _await_cluster(self, warp: Warp) -> Iterator[bool]:
+        while any(other.cluster_turn < warp.cluster_turn for block in self.cluster for other in block.warps):
+            yield False
+        yield True
 
     def _mbarrier(self, warp: Warp, instruction: Instruction) -> Iterator[bool] | None:
         kind, operands = instruction.parts[1], instruction.operands

@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from ptx_arithmetic import MachineError
 
+RANK_SHIFT = 24
+"""Of an address of shared memory: the bits from here on say which block of a cluster it is of."""
+
+OFFSET = (1 << RANK_SHIFT) - 1
+"""The other bits."""
+
 
 @dataclass
 class Memory:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from ptx_arithmetic import MachineError
+from ptx_memory import OFFSET, RANK_SHIFT
 from ptx_tensors import narrow, operand_places
 
 LANES = 128
@@ -18,6 +19,11 @@ COLUMNS = 512
 WARP_LANES = 32
 _FRESH = 0xFFFFFFFF
 _ELEMENTS = {"kind::f16": {0: "f16", 1: "bf16"}, "kind::f8f6f4": {0: "e4m3"}}
+
+
+def _group(instruction: Any) -> int:
+    """Blocks that an instruction is of."""
+    return 2 if "cta_group::2" in instruction.parts else 1
 
 
 def _bits(number: int, low: int, count: int) -> int:
@@ -31,6 +37,7 @@ class TensorMemory:
         self.block = block
         self.cells = np.full((LANES, COLUMNS), _FRESH, dtype=np.uint32)
         self.columns = 0
+        self.group = 0
         self.used = 0
         self.may_allocate = True
         self.waiting: dict[tuple[int, str], list[Callable[[], None]]] = {}
@@ -59,7 +66,7 @@ class TensorMemory:
             raise MachineError("tensor memory is allocated twice, or after the right to it was given up")
         if count < 32 or count > COLUMNS or count & (count - 1):
             raise MachineError(f"{count} columns; a power of two from 32 to {COLUMNS} can be had")
-        self.columns = count
+        self.columns, self.group = count, _group(instruction)
         address = int(warp.address(instruction.operands[0])[0])
         self.block.memory_at(address, 4, "shared").view(np.uint32)[:] = 0
 
@@ -142,22 +149,32 @@ class TensorMemory:
 
     def _commit(self, warp: Any, instruction: Any) -> None:
         self._one(warp, instruction)
-        barrier = self.block.barrier_at(int(warp.address(instruction.operands[0])[warp.mask][0]))
+        address = int(warp.address(instruction.operands[0])[warp.mask][0])
+        addresses = [address]
+        if "multicast::cluster" in instruction.parts:
+            mask = warp.uniform(instruction.operands[1], "u16")
+            addresses = [address & OFFSET | rank << RANK_SHIFT for rank in range(16) if mask >> rank & 1]
+        barriers = [self.block.barrier_at(one) for one in addresses]
 
         def arrive() -> None:
-            barrier.pending -= 1
-            barrier.settle()
+            for barrier in barriers:
+                barrier.pending -= 1
+                barrier.settle()
 
         self.block.soon("products", arrive)
 
     def _one(self, warp: Any, instruction: Any) -> None:
         if warp.mask.sum() != 1:
             raise MachineError(f"{warp.mask.sum()} lanes ask for a product; one is meant to")
-        if "cta_group::1" not in instruction.parts:
-            raise MachineError("only cta_group::1 is modelled")
+        group = _group(instruction)
+        if self.block.rank % group or any(block.tensor.group != group for block in self._blocks(group)):
+            raise MachineError(f"cta_group::{group} by block {self.block.rank}, or with memory of another group")
+
+    def _blocks(self, group: int) -> list[Any]:
+        return list(self.block.cluster[self.block.rank : self.block.rank + group])
 
     def _mma(self, warp: Any, instruction: Any) -> None:
-        """D = A B or D += A B, both in shared memory."""
+        """D = A B or D += A B, both in shared memory, by a block or by a pair."""
         self._one(warp, instruction)
         target, left, right, shape, lanes_off, adds = instruction.operands
         if any(warp.uniform(name.strip(), "u32") for name in lanes_off.strip("{}").split(",")):
@@ -167,39 +184,51 @@ class TensorMemory:
         descriptors = (warp.uniform(left, "u64"), warp.uniform(right, "u64"))
         accumulates = bool(warp.value(adds, "pred")[warp.mask][0])
         kind = next(part for part in instruction.parts if part.startswith("kind::"))
-        self.block.soon("products", lambda: self._product(kind, address, descriptors, described, accumulates))
+        group = _group(instruction)
+        self.block.soon("products", lambda: self._product(group, kind, address, descriptors, described, accumulates))
 
     def _product(
-        self, kind: str, address: int, descriptors: tuple[int, int], described: int, accumulates: bool
+        self, group: int, kind: str, address: int, descriptors: tuple[int, int], described: int, accumulates: bool
     ) -> None:
-        """What the instruction descriptor and those of both operands say."""
+        """What the instruction descriptor and those of both operands say. Each block of a pair has half of the rows of
+        A and D, and half of the columns of B."""
         rows, columns = _bits(described, 24, 5) << 4, _bits(described, 17, 6) << 3
         elements = [_ELEMENTS[kind].get(_bits(described, place, 3)) for place in (7, 10)]
         if _bits(described, 4, 2) != 1 or None in elements or _bits(described, 13, 2) or _bits(described, 0, 4):
             raise MachineError(f"the instruction descriptor {described:#x}: only plain sums in float32 are modelled")
-        first, column = address >> 16, address & 0xFFFF
-        if rows == 64 and first in (0, 16):
-            lanes = first + np.arange(64) // 16 * WARP_LANES + np.arange(64) % 16
-        elif rows == 128 and first == 0:
-            lanes = np.arange(128)
-        else:
-            raise MachineError(f"a product of {rows} rows into lanes from {first} on")
-        if columns % 8 or not 8 <= columns <= 256:
+        if columns % (8 * group) or not 8 * group <= columns <= 256:
             raise MachineError(f"a product of {columns} columns")
-        self._allocated(column + columns)
         turned = [bool(_bits(described, place, 1)) for place in (15, 16)]
-        a, b = (
-            self._operand(descriptor, np.arange(count), turn, element)
-            for descriptor, count, turn, element in zip(descriptors, (rows, columns), turned, elements, strict=True)
+        blocks = self._blocks(group)
+        b = np.concatenate(
+            [
+                block.tensor.operand(descriptors[1], np.arange(columns // group), turned[1], elements[1])
+                for block in blocks
+            ]
         )
-        cells = self.cells.view(np.float32)
-        with np.errstate(all="ignore"):
-            result = a.astype(np.float64) @ b.astype(np.float64).T
-            if accumulates:
-                result += cells[lanes, column : column + columns]
-            cells[lanes, column : column + columns] = result.astype(np.float32)
+        for block in blocks:
+            a = block.tensor.operand(descriptors[0], np.arange(rows // group), turned[0], elements[0])
+            with np.errstate(all="ignore"):
+                block.tensor.add(address, rows, group, a.astype(np.float64) @ b.astype(np.float64).T, accumulates)
 
-    def _operand(self, descriptor: int, rows: np.ndarray, turned: bool, element: str) -> np.ndarray:
+    def add(self, address: int, rows: int, group: int, product: np.ndarray, accumulates: bool) -> None:
+        """A block's rows of a product into its tensor memory."""
+        first, column, width = address >> 16, address & 0xFFFF, product.shape[1]
+        row = np.arange(len(product))[:, None]
+        lanes, columns = row, column + np.arange(width)[None, :]
+        if group == 1 and rows == 64 and first in (0, 16):
+            lanes = first + row // 16 * WARP_LANES + row % 16
+        elif group == 2 and rows == 128 and first == 0:
+            lanes = row + 64 * (np.arange(width)[None, :] // (width // 2))
+            columns = column + np.arange(width)[None, :] % (width // 2)
+        elif group != 1 or rows != 128 or first:
+            raise MachineError(f"a product of {rows} rows into lanes from {first} on")
+        self._allocated(int(columns.max()) + 1)
+        cells = self.cells.view(np.float32)
+        old = cells[lanes, columns] if accumulates else 0.0
+        cells[lanes, columns] = (old + product).astype(np.float32)
+
+    def operand(self, descriptor: int, rows: np.ndarray, turned: bool, element: str) -> np.ndarray:
         """Rows by 32 bytes of depth, from shared memory, as float32."""
         if _bits(descriptor, 46, 2) != 1 or _bits(descriptor, 61, 3) != 2 or _bits(descriptor, 49, 3):
             raise MachineError(

@@ -25,6 +25,12 @@ TILE_ROWS = 64
 TILE_KEYS = 64
 """Keys of one step of a block's walk."""
 
+PAIR_ROWS = 128
+"""Rows of a pair of blocks on Blackwell: M of a product of both."""
+
+PAIR_KEYS = 128
+"""Keys of one step of a pair's walk."""
+
 VALUE = 128
 """Elements of a head's value, and of the plain part of its key, once they are out of the latent."""
 

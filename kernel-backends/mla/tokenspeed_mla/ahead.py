@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tokenspeed_mla.addressing import PAGE_SIZES
+from tokenspeed_mla.addressing import PAGE_SIZES, PAIR_ROWS, TILE_ROWS
 from tokenspeed_mla.compilation import (
     DECODING,
     ELEMENTS,
@@ -100,8 +100,9 @@ def _attributes(content: bytes) -> list[tuple[int, int]]:
 def variants() -> list[Variant]:
     """Every variant there is; of the merge, one output on other architectures."""
     decodes = [
-        decode_variant(architecture, element, output, page)
+        decode_variant(architecture, element, output, page, tile_rows)
         for architecture in DECODING
+        for tile_rows in ((TILE_ROWS,) if architecture == HOPPER else (TILE_ROWS, PAIR_ROWS))
         for element in ELEMENTS
         for output in (element, torch.float32)
         for page in PAGE_SIZES

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tokenspeed_kernel.serving_guard import note_compilation
-from tokenspeed_mla.addressing import PAGE_SIZES
+from tokenspeed_mla.addressing import PAGE_SIZES, PAIR_ROWS, TILE_ROWS
 
 HOPPER = "sm_90a"
 """Where wgmma exists, and nowhere else."""
@@ -55,6 +55,7 @@ class Variant:
         page_size: tokens of a page; 0 but for the decode.
         compiler: version of nvidia-cutlass-dsl.
         causal: whether the prefill has a mask.
+        tile_rows: of the decode, rows of a tile.
     """
 
     kernel: str
@@ -64,11 +65,13 @@ class Variant:
     page_size: int
     compiler: str
     causal: bool = False
+    tile_rows: int = 0
 
     def __str__(self) -> str:
         parts = [f"mla {self.kernel}", self.architecture]
         parts += [str(dtype).removeprefix("torch.") for dtype in (self.element, self.output) if dtype is not None]
         parts += [f"page {self.page_size}"] * bool(self.page_size) + ["causal"] * self.causal
+        parts += [f"tile {self.tile_rows}"] * bool(self.tile_rows)
         return " ".join(parts)
 
 
@@ -76,7 +79,9 @@ _lock = threading.Lock()
 _compiled: dict[Variant, Any] = {}
 
 
-def decode_variant(architecture: str, element: torch.dtype, output: torch.dtype, page_size: int) -> Variant:
+def decode_variant(
+    architecture: str, element: torch.dtype, output: torch.dtype, page_size: int, tile_rows: int = TILE_ROWS
+) -> Variant:
     """The variant of the decode for these; raises ValueError where there is none, ImportError without
     nvidia-cutlass-dsl."""
     if architecture not in DECODING:
@@ -85,7 +90,12 @@ def decode_variant(architecture: str, element: torch.dtype, output: torch.dtype,
         raise ValueError(f"mla decode: element type {element}; use one of {', '.join(map(str, ELEMENTS))}")
     if page_size not in PAGE_SIZES:
         raise ValueError(f"mla decode: pages of {page_size} tokens; use one of {', '.join(map(str, PAGE_SIZES))}")
-    return Variant("decode", architecture, element, _checked(output), page_size, _compiler())
+    if tile_rows != TILE_ROWS and (tile_rows != PAIR_ROWS or architecture not in BLACKWELLS):
+        raise ValueError(
+            f"mla decode: tiles of {tile_rows} rows on {architecture}; there are {TILE_ROWS} everywhere, "
+            f"{PAIR_ROWS} on {', '.join(BLACKWELLS)}"
+        )
+    return Variant("decode", architecture, element, _checked(output), page_size, _compiler(), tile_rows=tile_rows)
 
 
 def prefill_variant(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Variant:
@@ -102,10 +112,12 @@ def merge_variant(architecture: str, output: torch.dtype) -> Variant:
     return Variant("merge", architecture, None, _checked(output), 0, _compiler())
 
 
-def compile_decode(architecture: str, element: torch.dtype, output: torch.dtype, page_size: int) -> Any:
+def compile_decode(
+    architecture: str, element: torch.dtype, output: torch.dtype, page_size: int, tile_rows: int = TILE_ROWS
+) -> Any:
     """The compiled decode, called as HopperDecode.__call__ (kernels/hopper.py) without ``self``, on Blackwell too.
     Raises CompileError, and what decode_variant does."""
-    return _get(decode_variant(architecture, element, output, page_size))
+    return _get(decode_variant(architecture, element, output, page_size, tile_rows))
 
 
 def compile_prefill(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Any:
@@ -207,10 +219,13 @@ def _trace_decode(variant: Variant, options: str) -> Any:
     from cuda.bindings.driver import CUstream
 
     from tokenspeed_mla.kernels.blackwell import BlackwellDecode
+    from tokenspeed_mla.kernels.blackwell_pair import BlackwellPairDecode
     from tokenspeed_mla.kernels.hopper import HopperDecode
 
     assert variant.element is not None
-    kernel_type = HopperDecode if variant.architecture == HOPPER else BlackwellDecode
+    kernel_type: Any = HopperDecode
+    if variant.architecture != HOPPER:
+        kernel_type = BlackwellPairDecode if variant.tile_rows == PAIR_ROWS else BlackwellDecode
     pointers = [_some(variant.element, 16), _some(variant.element, 16), _some(torch.int32), _some(torch.int32)]
     pointers += [_some(variant.output, 16), _some(torch.float32)]
     kernel = kernel_type(element_type(variant.element), element_type(variant.output), variant.page_size)

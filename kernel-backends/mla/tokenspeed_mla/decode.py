@@ -7,8 +7,8 @@ import torch
 from tokenspeed_kernel.accelerators import accelerator
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_mla.addressing import LATENT, WIDTH
-from tokenspeed_mla.compilation import address_of, compile_decode, compile_merge, stream_of
-from tokenspeed_mla.plan import DecodePlan
+from tokenspeed_mla.compilation import BLACKWELLS, address_of, compile_decode, compile_merge, stream_of
+from tokenspeed_mla.plan import DecodePlan, tile_rows_of
 
 ALIGNMENT = 16
 """Bytes: of every row that TMA reads, and of the outputs."""
@@ -51,16 +51,16 @@ def mla_decode(
     out = result_of("mla_decode", "out", out, (batch, q_len, heads, LATENT), (q.dtype, torch.float32), q)
     lse = result_of("mla_decode", "lse", lse, (batch, q_len, heads), (torch.float32,), q)
     # What other lengths may need is compiled by the first call already: nothing may be while serving.
-    architecture = architecture_of(q.device)
+    architecture, tile_rows = architecture_of(q.device), tile_rows_on(q.device, heads, q_len)
     for dtype in (out.dtype, torch.float32):
-        compile_decode(architecture, q.dtype, dtype, cache.shape[1])
+        compile_decode(architecture, q.dtype, dtype, cache.shape[1], tile_rows)
     compile_merge(architecture, out.dtype)
     if splits is None:
         page = cache.shape[1]
         pages = page_table.shape[1] if max_seq_len is None else -(-max_seq_len // page)
-        plan = DecodePlan.choose(batch, q_len, heads, pages, processors_of(q.device))
+        plan = DecodePlan.choose(batch, q_len, heads, pages, processors_of(q.device), tile_rows)
     else:
-        plan = DecodePlan(batch, q_len, heads, splits)
+        plan = DecodePlan(batch, q_len, heads, splits, tile_rows)
     if batch == 0:
         return out, lse
     if plan.splits == 1:
@@ -118,7 +118,7 @@ def launch_decode(
 ) -> None:
     """One launch of the decode; out [splits, B * groups, rows or more, 512] and lse without the last axis. Outputs of a
     request whose length is negative are left alone."""
-    compile_decode(architecture_of(q.device), q.dtype, out.dtype, cache.shape[1])(
+    compile_decode(architecture_of(q.device), q.dtype, out.dtype, cache.shape[1], plan.tile_rows)(
         address_of(q, ALIGNMENT),
         address_of(cache, ALIGNMENT),
         address_of(page_table),
@@ -161,6 +161,11 @@ def launch_merge(partials: torch.Tensor, partial_lse: torch.Tensor, out: torch.T
         partial_lse.stride(0),
         stream_of(out.device),
     )
+
+
+def tile_rows_on(device: torch.device, heads: int, q_len: int) -> int:
+    """Rows of a decode's tile on a GPU (tile_rows_of)."""
+    return tile_rows_of(architecture_of(device) in BLACKWELLS, heads, q_len)
 
 
 @cache

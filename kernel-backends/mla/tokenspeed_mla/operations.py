@@ -7,7 +7,7 @@ prefill, keys and values, which is what the trait ``activations`` lets them do.
 import torch
 
 from tokenspeed_mla.addressing import LATENT, WIDTH
-from tokenspeed_mla.decode import by_group, launch_decode, mla_decode
+from tokenspeed_mla.decode import by_group, launch_decode, mla_decode, tile_rows_on
 from tokenspeed_mla.decode import merge_partials as merge_rows
 from tokenspeed_mla.plan import DecodePlan
 from tokenspeed_mla.prefill import mla_prefill
@@ -58,7 +58,8 @@ def decode_partial(
     if batch == 0:
         return
     q = _queries(q_latent, q_rope, batch, latent_cache.dtype)
-    plan = DecodePlan(batch, q.shape[1], q.shape[2], out.shape[0])
+    _, q_len, heads, _ = q.shape
+    plan = DecodePlan(batch, q_len, heads, out.shape[0], tile_rows_on(q.device, heads, q_len))
     launch_decode(plan, q, latent_cache[:, 0], page_table, seq_lens, scale, *by_group(plan, out, lse))
 
 
@@ -85,7 +86,7 @@ def extend(
     lengths = seq_lens[owners] - query_start[owners + 1] + places + 1
     lengths = torch.where(there, lengths.clamp(min=0), -1).to(torch.int32)
     q = _queries(q_latent, q_rope, tokens, latent_cache.dtype)
-    plan = DecodePlan(tokens, 1, heads, 1)
+    plan = DecodePlan(tokens, 1, heads, 1, tile_rows_on(q.device, heads, 1))
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=out.device)
     launch_decode(plan, q, latent_cache[:, 0], page_table[owners], lengths, scale, *by_group(plan, out, lse))
 
@@ -102,8 +103,8 @@ def ragged(
     causal: bool,
 ) -> None:
     """attention.ragged: queries, keys and values rounded to bfloat16."""
-    rounded = (part.to(torch.bfloat16, memory_format=torch.contiguous_format) for part in (q, k, v))
-    mla_prefill(*rounded, query_start, key_start, scale, causal=causal, out=out, lse=lse)
+    q, k, v = (part.to(torch.bfloat16, memory_format=torch.contiguous_format) for part in (q, k, v))
+    mla_prefill(q, k, v, query_start, key_start, scale, causal=causal, out=out, lse=lse)
 
 
 def merge_partials(

@@ -30,24 +30,29 @@ from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
 from tokenspeed_mla.addressing import LATENT, TILE_KEYS, TILE_ROWS, WIDTH, ceil_div, page_of, split_keys, visible_keys
 from tokenspeed_mla.kernels.blackwell_steps import (
     COLUMNS,
-    HALF_KEYS,
     HALF_LATENT,
+    LANE,
     LOADING_WARP,
     LOG2_E,
     PRODUCT_WARP,
+    SCORE_COLUMNS,
     SOFTMAX_WARPS,
-    STAGES,
     TENSOR_COLUMNS,
-    THREADS,
+    WORDS,
     clear,
     correct,
+    fetch,
     finish,
     multiply,
-    score_tensor,
-    sum_tensor,
     weigh,
 )
 from tokenspeed_mla.kernels.operands import cache_entries, group_outputs, group_queries, group_sums
+
+STAGES = 2
+THREADS = 32 * (LOADING_WARP + 1)
+HALF_KEYS = TILE_KEYS // 2
+SHARED_BYTES = 2 * WIDTH * (TILE_ROWS + STAGES * TILE_KEYS) + 2 * TILE_ROWS * TILE_KEYS + 8 * (3 * STAGES + 2) + 4
+"""Of a block: queries, stages, weights, barriers, where the tensor memory begins."""
 
 
 class BlackwellDecode:
@@ -312,7 +317,7 @@ class BlackwellDecode:
             stage, phase = step % STAGES, step // STAGES % 2
             if step < steps:
                 cute.arch.mbarrier_wait(barriers + stage, phase)
-                score = cute.make_tensor(tensor + HALF_LATENT + stage * TILE_KEYS, scores.layout)
+                score = cute.make_tensor(tensor + HALF_LATENT + stage * SCORE_COLUMNS, scores.layout)
                 multiply(scores_mma, score, q_operand, k_operand[None, None, None, stage], cutlass.Boolean(False))
                 with cute.arch.elect_one():
                     tcgen05.commit(barriers + 2 * STAGES + stage)
@@ -346,14 +351,30 @@ class BlackwellDecode:
         ``keys`` keys; ``out`` are the tile's rows."""
         half = thread // 16 % 2
         weights_to = cute.local_tile(s_weights, (1, HALF_KEYS), (row, half))
-        sums = sum_tensor(tensor)
+        # Rows and columns of tensor memory; the second product's are in the other 16 of each 32 lanes.
+        lanes = (LANE, 32 * LANE)
+        score_layout = cute.make_layout(((16, 4), TILE_KEYS), stride=(lanes, 1))
+        sum_layout = cute.make_layout(((16, 4), (HALF_LATENT, 2)), stride=(lanes, (1, 16 * LANE)))
+        sums = cute.make_tensor(tensor, sum_layout)
+        words = cute.make_tensor(
+            cute.recast_ptr(s_kv.iterator, cute.make_swizzle(0, 4, 3), dtype=Int64),
+            cute.make_layout(
+                (WORDS, TILE_KEYS, LATENT // COLUMNS, STAGES),
+                stride=(1, WORDS, WORDS * TILE_KEYS, WORDS * TILE_KEYS * (WIDTH // COLUMNS)),
+            ),
+        )
         base, total = -Float32.inf, Float32(0.0)
         for step in cutlass.range(steps, unroll=1):
             stage, phase = step % STAGES, step // STAGES % 2
             cute.arch.mbarrier_wait(barriers + 2 * STAGES + stage, phase)
-            scores = score_tensor(tensor + HALF_LATENT + stage * TILE_KEYS)
-            seen = end - step * TILE_KEYS - half * HALF_KEYS
-            weights, base, total, shrink = weigh(scores, base, total, seen, scale * LOG2_E, thread)
+            scores, most = fetch(
+                cute.make_tensor(tensor + HALF_LATENT + stage * SCORE_COLUMNS, score_layout),
+                tcgen05.Ld16x32bx2Op(tcgen05.Repetition(HALF_KEYS)),
+                end - step * TILE_KEYS - half * HALF_KEYS,
+                thread,
+            )
+            most = cute.arch.fmax(most, cute.arch.shuffle_sync_bfly(most, 16))
+            weights, base, total, shrink = weigh(scores, most, base, total, scale * LOG2_E)
             if step > 0:
                 # The product before has read the weights and written the sums.
                 cute.arch.mbarrier_wait(barriers + STAGES + (step - 1) % STAGES, (step - 1) // STAGES % 2)
@@ -363,7 +384,7 @@ class BlackwellDecode:
             rounded.store(weights.to(self.element))
             cute.autovec_copy(rounded, weights_to)
             if (step + 1) * TILE_KEYS > keys:
-                clear(s_kv, keys - step * TILE_KEYS, stage, thread)
+                clear(words[None, None, None, stage], keys - step * TILE_KEYS, thread)
             # What was written above is read by the tensor core, which goes another way to shared memory.
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_warp()
@@ -371,4 +392,5 @@ class BlackwellDecode:
                 cute.arch.mbarrier_arrive(barriers + 3 * STAGES)
         if steps > 0:
             cute.arch.mbarrier_wait(barriers + STAGES + (steps - 1) % STAGES, (steps - 1) // STAGES % 2)
-        finish(sums, base, total, out, lse, row, rows_left, steps, scale, thread)
+        whole = total + cute.arch.shuffle_sync_bfly(total, 16)
+        finish(sums, base, whole, out, lse, row, rows_left, steps, scale, thread, half)
