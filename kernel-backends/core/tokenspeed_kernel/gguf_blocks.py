@@ -41,6 +41,8 @@ A nibble that is an e2m1 stands for 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on fo
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -100,17 +102,11 @@ def _nibbles(blocks: torch.Tensor, start: int) -> torch.Tensor:
     return torch.cat([packed & 15, packed >> 4], dim=-1).float()
 
 
-def _five_bits(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    """The 32 quants of 5 bits whose high bits begin at byte ``start`` of each block, as float32 [..., 32]."""
-    bits = blocks[..., start : start + 4, None] >> torch.arange(8, dtype=torch.uint8)
-    return _nibbles(blocks, start + 4) + 16.0 * (bits & 1).flatten(-2).float()
-
-
 def _fields(packed: torch.Tensor, width: int, run: int) -> torch.Tensor:
     """The fields of ``width`` bits in uint8 [..., n], lowest first within each run of ``run`` bytes: uint8
     [..., n * 8 / width]."""
     runs = split_last(packed, -1, 1, run)
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1)
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device).view(-1, 1)
     return ((runs >> shifts) & ((1 << width) - 1)).flatten(-3)
 
 
@@ -121,41 +117,90 @@ def _grouped(quants: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor |
 
 
 def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The 8 scales and the 8 minimums in the 12 bytes of Q4_K and Q5_K, as float32 [..., 8]."""
+    """The 8 scales and the 8 minimums in the 12 bytes of Q4_K and Q5_K, as uint8 [..., 8]."""
     first, second, third = split_last(packed, 3, 4).unbind(-2)
     scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], dim=-1)
     minimums = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], dim=-1)
-    return scales.float(), minimums.float()
+    return scales, minimums
 
 
-def _q2_k(parts: torch.Tensor) -> torch.Tensor:
-    scales, minimums = (parts[..., :16] & 15).float(), (parts[..., :16] >> 4).float()
-    quants = _fields(parts[..., 16:80], 2, 32).float()
-    return _grouped(quants, _halves(parts, 80) * scales, _halves(parts, 82) * minimums)
+@dataclass(frozen=True)
+class KBlocks:
+    """Blocks of a K format taken apart: an element is unit * scale * (quant - zero) - minimum_unit * minimum.
+
+    Attributes:
+        quants: uint8 [..., 256].
+        scales: uint8 or int8 [..., groups].
+        unit: float32 [..., 1].
+        zero: the quant that stands for 0.
+        minimums: uint8 [..., groups], None where the format has none.
+        minimum_unit: float32 [..., 1], None likewise.
+    """
+
+    quants: torch.Tensor
+    scales: torch.Tensor
+    unit: torch.Tensor
+    zero: int = 0
+    minimums: torch.Tensor | None = None
+    minimum_unit: torch.Tensor | None = None
 
 
-def _q3_k(parts: torch.Tensor) -> torch.Tensor:
+def _q2_k(parts: torch.Tensor) -> KBlocks:
+    quants, packed = _fields(parts[..., 16:80], 2, 32), parts[..., :16]
+    return KBlocks(quants, packed & 15, _halves(parts, 80), 0, packed >> 4, _halves(parts, 82))
+
+
+def _q3_k(parts: torch.Tensor) -> KBlocks:
     quants = _fields(parts[..., 32:96], 2, 32) | (_fields(parts[..., :32], 1, 32) << 2)
     scales = _fields(parts[..., 96:104], 4, 8) | (_fields(parts[..., 104:108], 2, 4) << 4)
-    return _grouped(quants.float() - 4.0, _halves(parts, 108) * (scales.float() - 32.0))
+    return KBlocks(quants, scales.to(torch.int8) - 32, _halves(parts, 108), 4)
 
 
-def _q4_k(parts: torch.Tensor) -> torch.Tensor:
+def _q4_k(parts: torch.Tensor) -> KBlocks:
     scales, minimums = _six_bit_pairs(parts[..., 4:16])
-    quants = _fields(parts[..., 16:], 4, 32).float()
-    return _grouped(quants, _halves(parts, 0) * scales, _halves(parts, 2) * minimums)
+    return KBlocks(_fields(parts[..., 16:], 4, 32), scales, _halves(parts, 0), 0, minimums, _halves(parts, 2))
 
 
-def _q5_k(parts: torch.Tensor) -> torch.Tensor:
+def _q5_k(parts: torch.Tensor) -> KBlocks:
     scales, minimums = _six_bit_pairs(parts[..., 4:16])
     quants = _fields(parts[..., 48:], 4, 32) | (_fields(parts[..., 16:48], 1, 32) << 4)
-    return _grouped(quants.float(), _halves(parts, 0) * scales, _halves(parts, 2) * minimums)
+    return KBlocks(quants, scales, _halves(parts, 0), 0, minimums, _halves(parts, 2))
 
 
-def _q6_k(parts: torch.Tensor) -> torch.Tensor:
+def _q6_k(parts: torch.Tensor) -> KBlocks:
     quants = _fields(parts[..., :128], 4, 64) | (_fields(parts[..., 128:192], 2, 32) << 4)
-    scales = parts[..., 192:208].contiguous().view(torch.int8).float()
-    return _grouped(quants.float() - 32.0, _halves(parts, 208) * scales)
+    scales = parts[..., 192:208].contiguous().view(torch.int8)
+    return KBlocks(quants, scales, _halves(parts, 208), 32)
+
+
+_K_BLOCKS: dict[str, Callable[[torch.Tensor], KBlocks]] = {
+    "gguf_q2_k": _q2_k,
+    "gguf_q3_k": _q3_k,
+    "gguf_q4_k": _q4_k,
+    "gguf_q5_k": _q5_k,
+    "gguf_q6_k": _q6_k,
+}
+
+
+def take_k_blocks(format_name: str, blocks: torch.Tensor) -> KBlocks:
+    """The parts of uint8 [..., block bytes] of a K format; raises KeyError for another format."""
+    return _K_BLOCKS[format_name](blocks)
+
+
+def _of_k_blocks(format_name: str, blocks: torch.Tensor) -> torch.Tensor:
+    """float32 [..., 256]."""
+    found = take_k_blocks(format_name, blocks)
+    scales, quants = found.unit * found.scales.float(), found.quants.float() - float(found.zero)
+    if found.minimums is None or found.minimum_unit is None:
+        return _grouped(quants, scales)
+    return _grouped(quants, scales, found.minimum_unit * found.minimums.float())
+
+
+def five_bit_quants(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    """The 32 quants of 5 bits whose high bits begin at byte ``start`` of each block, as uint8 [..., 32]."""
+    bits = blocks[..., start : start + 4, None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)
+    packed = blocks[..., start + 4 : start + 20]
+    return torch.cat([packed & 15, packed >> 4], dim=-1) | ((bits & 1).flatten(-2) << 4)
 
 
 def half_of_e8m0(exponents: torch.Tensor) -> torch.Tensor:
@@ -166,12 +211,12 @@ def half_of_e8m0(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def _mxfp4(parts: torch.Tensor) -> torch.Tensor:
-    quants = torch.tensor(TWICE_E2M1, dtype=torch.float32)[_fields(parts[..., 1:], 4, 16).int()]
+    quants = torch.tensor(TWICE_E2M1, dtype=torch.float32, device=parts.device)[_fields(parts[..., 1:], 4, 16).int()]
     return half_of_e8m0(parts[..., :1]) * quants
 
 
 def _nvfp4(parts: torch.Tensor) -> torch.Tensor:
-    quants = torch.tensor(TWICE_E2M1, dtype=torch.float32)[_fields(parts[..., 8:], 4, 16).int()]
+    quants = torch.tensor(TWICE_E2M1, dtype=torch.float32, device=parts.device)[_fields(parts[..., 8:], 4, 16).int()]
     whole = parts[..., :4].contiguous().view(torch.float32)
     scales = parts[..., 4:8].contiguous().view(torch.float8_e4m3fn).float()
     return _grouped(quants, scales * (whole * 0.5))
@@ -185,17 +230,13 @@ def _fp8(parts: torch.Tensor) -> torch.Tensor:
 _DEQUANTIZE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gguf_q4_0": lambda parts: _halves(parts, 0) * (_nibbles(parts, 2) - 8.0),
     "gguf_q4_1": lambda parts: _halves(parts, 0) * _nibbles(parts, 4) + _halves(parts, 2),
-    "gguf_q5_0": lambda parts: _halves(parts, 0) * (_five_bits(parts, 2) - 16.0),
-    "gguf_q5_1": lambda parts: _halves(parts, 0) * _five_bits(parts, 4) + _halves(parts, 2),
+    "gguf_q5_0": lambda parts: _halves(parts, 0) * (five_bit_quants(parts, 2).float() - 16.0),
+    "gguf_q5_1": lambda parts: _halves(parts, 0) * five_bit_quants(parts, 4).float() + _halves(parts, 2),
     "gguf_q8_0": lambda parts: _halves(parts, 0) * parts[..., 2:].contiguous().view(torch.int8).float(),
     "gguf_mxfp4": _mxfp4,
     "nvfp4": _nvfp4,
     "fp8_blocks": _fp8,
-    "gguf_q2_k": _q2_k,
-    "gguf_q3_k": _q3_k,
-    "gguf_q4_k": _q4_k,
-    "gguf_q5_k": _q5_k,
-    "gguf_q6_k": _q6_k,
+    **{name: partial(_of_k_blocks, name) for name in _K_BLOCKS},
 }
 
 

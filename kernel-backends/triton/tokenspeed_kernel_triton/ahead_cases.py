@@ -5,8 +5,9 @@ from typing import TypeAlias
 
 import torch
 
-from tokenspeed_kernel.ops.moe import Routing
-from tokenspeed_kernel_triton import elementwise, linear, moe, paged_attention, rotary, sampling
+from tokenspeed_kernel_triton import elementwise, paged_attention, rotary, sampling
+from tokenspeed_kernel_triton.ahead_entries import entry_launches
+from tokenspeed_kernel_triton.ahead_weights import mixture_launches, product_launches
 from tokenspeed_kernel_triton.loading import Launch
 from tokenspeed_kernel_triton.paged_attention import Reads
 
@@ -111,45 +112,6 @@ def sampling_launches() -> Named:
     yield "NaN in a row", sampling.has_nan_of(logits, seen[:, 0])
 
 
-_KINDS = (
-    ("dense", 0, torch.bfloat16, 1),
-    ("eight", 128, torch.float8_e4m3fn, 1),
-    ("eight", 32, torch.int8, 1),
-    ("int4", 32, torch.uint8, 2),
-    ("int4 above a minimum", 32, torch.uint8, 2),
-    ("e2m1", 32, torch.uint8, 2),
-)
-
-
-def product_launches() -> Named:
-    """A weight of 8192 outputs and 4096 inputs in every kind, for one token and for a chunk."""
-    for kind, group, dtype, in_one in _KINDS:
-        scales = _of(8192, 4096 // group) if group else None
-        planes = linear.Planes(kind, group, (8192, 4096), _of(8192, 4096 // in_one, dtype=dtype), scales, scales)
-        for tokens in (1, 512):
-            for rounded in (True, False):
-                name = f"linear, {tokens} tokens, {kind} ({dtype}){'' if rounded else ', float32 products'}"
-                out = _of(tokens, 8192)
-                yield name, linear.linear_of(_of(tokens, 4096), planes, None, out, rounded)
-
-
-def mixture_launches() -> Named:
-    """256 experts of which 8 compute, in groups (DeepSeek-V3): hidden 7168, intermediate 2048; of 256 tokens."""
-    tokens, experts, top_k = 256, 256, 8
-    routing = Routing(experts=experts, top_k=top_k, scoring="sigmoid", corrected=True, groups=8, top_groups=4)
-    ids, weights = _of(tokens, top_k, dtype=torch.int32), _of(tokens, top_k)
-    yield "routing, groups", moe.route_of(routing, _of(experts), _of(tokens, experts), ids, weights)
-    order, starts = _of(tokens * top_k, dtype=torch.int32), _of(experts + 1, dtype=torch.int32)
-    for kind, group, dtype, in_one in _KINDS:
-        shape = (experts * 7168, 2048)
-        scales = _of(shape[0], 2048 // group) if group else None
-        planes = linear.Planes(kind, group, shape, _of(shape[0], 2048 // in_one, dtype=dtype), scales, scales)
-        product = moe.Grouped(planes, None, experts, True)
-        launch = product.launch(_of(tokens * top_k, 2048), weights, order, starts, _of(tokens * top_k, 7168), top_k)
-        yield f"experts' products, {kind} ({dtype})", launch
-    yield "sum of a token's experts", moe.combine_of(_of(tokens * top_k, 7168), ids, _of(tokens, 7168))
-
-
 def launches() -> Named:
     """All of them, for the architecture of ``device.compiling_for``."""
     yield from grouped_launches()
@@ -158,3 +120,4 @@ def launches() -> Named:
     yield from sampling_launches()
     yield from product_launches()
     yield from mixture_launches()
+    yield from entry_launches()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+from tokenspeed_kernel.ops.split_plan import best_split_count
+
 SHARED_MEMORY: Mapping[str, int] = MappingProxyType(
     {
         "sm_80": 163 << 10,
@@ -142,6 +144,11 @@ def attention_tile(kind: str, architecture: str, width: int, rounded: bool, eigh
     return _ATTENTION[architecture][f"{kind}{wide}{'' if rounded else ', exact'}"]
 
 
+def index_tile(architecture: str) -> AttentionTile:
+    """The tile of the indexer's scores: ``rows`` queries one after the other over ``keys`` entries."""
+    return AttentionTile(8, 32 if architecture.startswith("gfx") else 64, 4, 1)
+
+
 @dataclass(frozen=True)
 class LinearTile:
     """How a product with a weight is cut.
@@ -171,9 +178,16 @@ _LINEAR_STAGES: Mapping[str, int] = MappingProxyType(
 )
 _FEW_ROWS = 32
 
+_SPLIT_INPUTS = 512
+"""Inputs that a split takes at least: fewer would not pay for the addition of the parts."""
 
-def linear_tile(architecture: str, tokens: int, kind: str, rounded: bool) -> LinearTile:
-    """The tile of a product of ``tokens`` rows; ``kind`` as in linear.Planes.
+_BLOCKS_OF_A_READ = 2
+"""Blocks that a processor should have for the read of a weight, so that one loads while another multiplies."""
+
+
+def linear_tile(architecture: str, tokens: int, kind: str, rounded: bool, narrow: bool = False) -> LinearTile:
+    """The tile of a product of ``tokens`` rows; ``kind`` as in planes.Planes, ``narrow``: what its groups take besides
+    their scales, minima or high bits, takes the registers of a wide tile.
 
     Few tokens are a read of the weight: narrow tiles make more blocks that read it at the same time.
     """
@@ -182,9 +196,17 @@ def linear_tile(architecture: str, tokens: int, kind: str, rounded: bool) -> Lin
         return LinearTile(rows, 32, 32, 4, 1, float32_products("linear", architecture))
     rows = row_blocks(tokens, _MOST_ROWS[architecture])
     few = rows <= _FEW_ROWS
-    columns = 32 if few else 64 if kind == "int4 above a minimum" else 128
+    columns = 32 if few else 64 if narrow else 128
     stages = _LINEAR_STAGES[architecture] if kind == "dense" or few else 1
     return LinearTile(rows, columns, 64, 4 if rows <= 64 else 8, stages)
+
+
+def input_splits(tiles: int, tokens: int, inputs: int, processors: int) -> int:
+    """How many parts a product of ``tokens`` rows in ``tiles`` blocks is cut into, along its inputs: enough for every
+    processor to read its part of the weight, where few tokens make few blocks."""
+    if tokens > _FEW_ROWS:
+        return 1
+    return best_split_count(tiles, inputs // _SPLIT_INPUTS, _BLOCKS_OF_A_READ * processors)
 
 
 def float32_products(kind: str, architecture: str) -> str:

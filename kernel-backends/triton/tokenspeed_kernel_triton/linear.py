@@ -1,106 +1,76 @@
-"""gemm.linear on the device; contract in tokenspeed_kernel.ops.gemm.
-
-Quantised weights are taken apart when they are bound: elements in one plane, scales in another, so that a tile reads
-both in whole lines. What an element stands for stays exact.
-"""
+"""gemm.linear and gemm.head_linear on the device; contracts in tokenspeed_kernel.ops.gemm."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
-from tokenspeed_kernel_triton.configs import linear_tile
-from tokenspeed_kernel_triton.device import architecture_of
+from tokenspeed_kernel.quantized import QuantizedTensor
+from tokenspeed_kernel_triton.configs import LinearTile, input_splits, linear_tile
+from tokenspeed_kernel_triton.device import architecture_of, processors_of
 from tokenspeed_kernel_triton.loading import Launch
+from tokenspeed_kernel_triton.planes import Planes, take_apart
 
-DENSE = ("float32", "bfloat16", "float16")
-QUANTISED = ("fp8_blocks", "gguf_q8_0", "gguf_q4_0", "gguf_q4_1", "gguf_mxfp4")
-"""The quantised formats that are taken; the others need a kernel of their own."""
-
-
-@dataclass(frozen=True)
-class Planes:
-    """A weight as the kernel takes it.
-
-    Attributes:
-        kind: of elements, as the kernel names it.
-        group: elements under one scale; 0 for dense weights.
-        elements: [N, K], or [N, K / 2] bytes of two.
-        scales, minima: float32 [N, K / group], None where the kind has none.
-    """
-
-    kind: str
-    group: int
-    shape: tuple[int, int]
-    elements: torch.Tensor
-    scales: torch.Tensor | None = None
-    minima: torch.Tensor | None = None
+STRETCH = 1024
+"""Outputs that one block adds the parts of."""
 
 
-def _halves(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at byte ``at`` of each block [N, groups, bytes], as float32 [N, groups]."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
-
-
-def _powers(exponents: torch.Tensor) -> torch.Tensor:
-    """2^(e - 127) of e8m0 bytes; NaN for 255."""
-    wide = exponents.to(torch.float64)
-    return torch.where(exponents == 255, torch.nan, torch.exp2(wide - 127.0)).float()
-
-
-def take_apart(weight: QuantizedTensor) -> Planes:
-    """The planes of a weight: a view of a dense one, else a copy. Raises WeightError for formats of other kernels."""
-    if weight.format in DENSE:
-        return Planes("dense", 0, weight.shape, weight.plane)
-    if weight.format not in QUANTISED:
-        raise WeightError(f"{weight.source}: {weight.format} is none of {', '.join((*DENSE, *QUANTISED))}")
-    group = weight.block_elements
-    rows, columns = weight.shape
-    blocks = weight.plane.view(rows, columns // group, -1)
-    if weight.format == "fp8_blocks":
-        elements = blocks[..., 4:].contiguous().view(torch.float8_e4m3fn).view(rows, columns)
-        return Planes(
-            "eight", group, weight.shape, elements, blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
-        )
-    if weight.format == "gguf_q8_0":
-        elements = blocks[..., 2:].contiguous().view(torch.int8).view(rows, columns)
-        return Planes("eight", group, weight.shape, elements, _halves(blocks, 0))
-    nibbles = blocks[..., -16:].contiguous().view(rows, columns // 2)
-    if weight.format == "gguf_mxfp4":
-        return Planes("e2m1", group, weight.shape, nibbles, _powers(blocks[..., 0]))
-    if weight.format == "gguf_q4_1":
-        return Planes("int4 above a minimum", group, weight.shape, nibbles, _halves(blocks, 0), _halves(blocks, 2))
-    return Planes("int4", group, weight.shape, nibbles, _halves(blocks, 0))
+def tile_of(device: torch.device, tokens: int, planes: Planes, rounded: bool) -> LinearTile:
+    """The tile of a product of ``tokens`` rows with a weight."""
+    narrow = planes.minima is not None or planes.high is not None
+    return linear_tile(architecture_of(device), tokens, planes.kind, rounded, narrow)
 
 
 def linear_of(x: torch.Tensor, planes: Planes, bias: torch.Tensor | None, out: torch.Tensor, rounded: bool) -> Launch:
-    """The launch of out = x @ weight.T + bias."""
-    outputs, inputs = planes.shape
-    tokens = x.shape[0]
-    tile = linear_tile(architecture_of(x.device), tokens, planes.kind, rounded)
-    arguments = (
-        x,
-        planes.elements,
-        x if planes.scales is None else planes.scales,
-        x if planes.minima is None else planes.minima,
-        x if bias is None else bias,
-        out,
-        tokens,
-        outputs,
-    )
+    """The launch of out [S, T, N], the parts of x @ weight.T + bias; ``bias`` only where S is 1."""
+    outputs, tokens = planes.shape[0], x.shape[0]
+    tile = tile_of(x.device, tokens, planes, rounded)
+    # a stride of what has one part must not make another kernel of it
+    strides = tokens, outputs, out.stride(0) if out.shape[0] > 1 else 0
     constants = {
-        "INPUTS": inputs,
-        "KIND": planes.kind,
-        "GROUP": planes.group or tile.depth,
+        **planes.constants(tile.depth),
         "BIASED": bias is not None,
         "BLOCK_M": tile.rows,
         "BLOCK_N": tile.columns,
         "ROUNDED": rounded,
         "PRECISION": tile.precision,
     }
-    grid = (-(-outputs // tile.columns), -(-tokens // tile.rows))
+    grid = (-(-outputs // tile.columns), -(-tokens // tile.rows), out.shape[0])
+    arguments = (x, *planes.arguments(x), x if bias is None else bias, out, *strides)
     return Launch("linear", "linear", grid, arguments, constants, tile.warps, tile.stages)
+
+
+def add_splits_of(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
+    """The launch that adds the parts [S, T, N] of out [T, N], and the bias."""
+    arguments = (parts, parts if bias is None else bias, out, out.numel(), out.shape[1], parts.shape[0])
+    constants = {"BIASED": bias is not None, "BLOCK": STRETCH}
+    return Launch("linear", "add_splits", (-(-out.numel() // STRETCH),), arguments, constants)
+
+
+def splits_of(x: torch.Tensor, planes: Planes, rounded: bool) -> int:
+    """How many parts the inputs of x [T, K] are cut into."""
+    outputs, inputs = planes.shape
+    tile = tile_of(x.device, x.shape[0], planes, rounded)
+    return input_splits(-(-outputs // tile.columns), x.shape[0], inputs, processors_of(x.device))
+
+
+def multiply(
+    x: torch.Tensor,
+    planes: Planes,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    rounded: bool,
+    splits: int | None = None,
+) -> None:
+    """out [T, N] = x @ weight.T + bias, over ``splits`` parts of the inputs; None: as many as keep the device busy."""
+    if not out.numel():
+        return
+    splits = splits or splits_of(x, planes, rounded)
+    if splits == 1:
+        linear_of(x, planes, bias, out.unsqueeze(0), rounded).run()
+        return
+    parts = torch.empty(splits, *out.shape, dtype=torch.float32, device=x.device)
+    linear_of(x, planes, None, parts, rounded).run()
+    add_splits_of(parts, bias, out).run()
 
 
 def _make(
@@ -109,8 +79,7 @@ def _make(
     planes = take_apart(weight)
 
     def linear(x: torch.Tensor, out: torch.Tensor) -> None:
-        if out.numel():
-            linear_of(x, planes, bias, out, rounded).run()
+        multiply(x, planes, bias, out, rounded)
 
     return linear
 
@@ -125,3 +94,36 @@ def make_rounded_linear(
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """gemm.linear with x rounded to bfloat16."""
     return _make(weight, bias, rounded=True)
+
+
+def head_linear_of(x: torch.Tensor, planes: Planes, skipped: int, out: torch.Tensor) -> Launch:
+    """The launch of out [T, heads, N] from x [T, heads, K], each head with its own rows of the weight."""
+    tokens, heads, outputs = out.shape
+    tile = tile_of(x.device, tokens, planes, rounded=False)
+    constants = {
+        "OUTPUTS": outputs,
+        "SKIPPED": skipped,
+        **planes.constants(tile.depth),
+        "BLOCK_M": tile.rows,
+        "BLOCK_N": tile.columns,
+        "ROUNDED": False,
+        "PRECISION": tile.precision,
+    }
+    grid = (-(-outputs // tile.columns), -(-tokens // tile.rows), heads)
+    arguments = (x, *planes.arguments(x), out, tokens, *x.stride()[:2], *out.stride()[:2])
+    return Launch("linear", "head_linear", grid, arguments, constants, tile.warps, tile.stages)
+
+
+def make_head_linear(
+    weight: QuantizedTensor,
+    heads: int,  # noqa: ARG001 (x and out have it too)
+    skipped: int,
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """gemm.head_linear."""
+    planes = take_apart(weight)
+
+    def head_linear(x: torch.Tensor, out: torch.Tensor) -> None:
+        if out.numel():
+            head_linear_of(x, planes, skipped, out).run()
+
+    return head_linear

@@ -13,10 +13,9 @@ from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.moe import Routing
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_triton import elementwise
-from tokenspeed_kernel_triton.configs import linear_tile
-from tokenspeed_kernel_triton.device import architecture_of
-from tokenspeed_kernel_triton.linear import Planes, take_apart
+from tokenspeed_kernel_triton.linear import tile_of
 from tokenspeed_kernel_triton.loading import Launch
+from tokenspeed_kernel_triton.planes import Planes, take_apart
 
 STRETCH = 1024
 MAX_EXPERTS = 1024
@@ -59,6 +58,33 @@ def make_route(
     return route
 
 
+def table_route_of(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    table: torch.Tensor,
+    scale: float,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+) -> Launch:
+    """The launch of a routing by the tokens' ids."""
+    constants = {"EXPERTS": logits.shape[1], "TOP_K": ids.shape[1], "BLOCK_K": _block(ids.shape[1])}
+    arguments = (logits, tokens, table, float(scale), ids, weights)
+    return Launch("moe", "table_route", (logits.shape[0],), arguments, constants, warps=1)
+
+
+def table_route(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    table: torch.Tensor,
+    scale: float,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+) -> None:
+    """moe.table_route."""
+    if logits.shape[0]:
+        table_route_of(logits, tokens, table, scale, ids, weights).run()
+
+
 def by_expert(ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The pairs of ids int32 [T, k] in the order of their experts, those of one in the order of the pairs, int32
     [T * k]; and where each expert's begin, int32 [experts + 1]. Pairs without an expert come before all."""
@@ -98,12 +124,10 @@ class Grouped:
         """Of x [tokens, inputs], whose rows the order gathers, without ``factors``; with them of x [pairs, inputs] in
         the order."""
         pairs, planes = order.shape[0], self.planes
-        tile = linear_tile(architecture_of(x.device), -(-pairs // self.experts), planes.kind, self.rounded)
+        tile = tile_of(x.device, -(-pairs // self.experts), planes, self.rounded)
         arguments = (
             x,
-            planes.elements,
-            x if planes.scales is None else planes.scales,
-            x if planes.minima is None else planes.minima,
+            *planes.arguments(x),
             x if self.bias is None else self.bias,
             x if factors is None else factors,
             order,
@@ -114,9 +138,7 @@ class Grouped:
         )
         constants = {
             "EXPERTS": self.experts,
-            "INPUTS": planes.shape[1],
-            "KIND": planes.kind,
-            "GROUP": planes.group or tile.depth,
+            **planes.constants(tile.depth),
             "BIASED": self.bias is not None,
             "GATHERED": factors is None,
             "BLOCK_M": tile.rows,

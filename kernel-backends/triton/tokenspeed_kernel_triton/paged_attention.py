@@ -241,9 +241,10 @@ def merge_of(
     sinks: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
+    query_start: torch.Tensor | None = None,
 ) -> Launch:
     """The kernel that merges partials [S, T, H, D] with their lse, and a sink for each head where given, into out
-    [T, H, D]. Raises ValueError for more splits than MAX_SPLITS."""
+    [T, H, D]; with ``query_start`` [B + 1] of its tokens only. Raises ValueError for more splits than MAX_SPLITS."""
     splits, queries, heads, width = partials.shape
     if splits > MAX_SPLITS:
         raise ValueError(f"{splits} splits cannot be merged at once; at most {MAX_SPLITS}")
@@ -251,11 +252,13 @@ def merge_of(
         partials,
         partial_lse,
         partial_lse if sinks is None else sinks,
+        partial_lse if query_start is None else query_start,
         out,
         partial_lse if lse is None else lse,
         partials.stride(0),
         partial_lse.stride(0),
         splits,
+        0 if query_start is None else query_start.shape[0] - 1,
     )
     constants = {
         "QUERY_HEADS": heads,
@@ -263,6 +266,7 @@ def merge_of(
         "BLOCK_DIM": _power_of_two(width),
         "BLOCK_SPLITS": max(2, 1 << (splits - 1).bit_length()),
         "SUNK": sinks is not None,
+        "RAGGED": query_start is not None,
         "WRITE_LSE": lse is not None,
     }
     warps = max(1, min(4, width // 128))

@@ -1,6 +1,7 @@
 """Registers the kernels: the entry point of the group ``tokenspeed_kernel.plugins``. Imports no Triton."""
 
 from collections.abc import Callable, Mapping
+from itertools import product, starmap
 from typing import Any
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
@@ -18,6 +19,9 @@ from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
 from tokenspeed_kernel_triton import attention, elementwise, linear, moe, rotary, sampling
 from tokenspeed_kernel_triton.configs import PROCESSORS
 from tokenspeed_kernel_triton.paged_attention import workspace_bytes
+from tokenspeed_kernel_triton.planes import QUANTISED
+from tokenspeed_kernel_triton.registration_entries import register_entries
+from tokenspeed_kernel_triton.registration_weights import register_weights
 from tokenspeed_kernel_triton.requirement import TritonRequirement
 
 SOLUTION = "triton"
@@ -140,8 +144,8 @@ def _register_rows() -> None:
 
 def _register_products() -> None:
     sizes: dict[str, TraitBound] = {"n": Range(0), "k": Range(1)}
-    taken = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in (*linear.DENSE, *linear.QUANTISED))
-    rounded = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in ("bfloat16", *linear.QUANTISED))
+    taken = frozenset(map(linear_signature, WEIGHT_FORMATS.values()))
+    rounded = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in ("bfloat16", *QUANTISED))
     _register("gemm.linear", linear.make_linear, taken, sizes)
     rounding: dict[str, TraitBound] = {**sizes, "activations": one_of("bfloat16")}
     _register("gemm.linear", linear.make_rounded_linear, rounded, rounding, solution=ROUNDED_SOLUTION)
@@ -162,10 +166,12 @@ def _register_mixtures() -> None:
         "activation": one_of(*GATED_ACTIVATIONS),
         "biased": one_of(False, True),
     }
-    names = (*linear.DENSE, *linear.QUANTISED)
-    taken = frozenset(experts_signature(WEIGHT_FORMATS[name], WEIGHT_FORMATS[name]) for name in names)
+    taken = frozenset(starmap(experts_signature, product(WEIGHT_FORMATS.values(), repeat=2)))
     _register("moe.experts", moe.make_experts, taken, mixture)
-    rounded = frozenset({experts_signature(BFLOAT16, BFLOAT16)})
+    blocked = [WEIGHT_FORMATS[name] for name in QUANTISED]
+    rounded = frozenset(
+        {experts_signature(BFLOAT16, BFLOAT16), *starmap(experts_signature, product(blocked, repeat=2))}
+    )
     rounding: dict[str, TraitBound] = {**mixture, "activations": one_of("bfloat16")}
     _register("moe.experts", moe.make_rounded_experts, rounded, rounding, solution=ROUNDED_SOLUTION)
 
@@ -182,3 +188,5 @@ def register() -> None:
     _register_sampling()
     _register_products()
     _register_mixtures()
+    register_weights(_register)
+    register_entries(_register)

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from tokenspeed_kernel.numerics.weights import random_weight
-from tokenspeed_kernel.ops.gemm import make_reference_linear
-from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
+from tokenspeed_kernel.ops.gemm import make_reference_head_linear, make_reference_linear
+from tokenspeed_kernel.signature import WEIGHT_FORMATS
 from tokenspeed_kernel_triton import linear
 from tokenspeed_kernel_triton.device import compiling_for
+from tokenspeed_kernel_triton.planes import take_apart
 
-FORMATS = (*linear.DENSE, *linear.QUANTISED)
+SHORT = ("gguf_q4_1", "gguf_q6_k")
+"""A format whose groups have minima, and one with high bits and several groups a step."""
 
 
 def weight_of(name, rows, columns):
@@ -25,11 +27,46 @@ def compare(weight, tokens, make, bias=None, bound=2e-6):
     assert float(((found - expected).abs() / scale).max()) <= bound
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "gguf_q4_1" else pytest.mark.long) for n in FORMATS])
+def formats():
+    for name in WEIGHT_FORMATS:
+        yield pytest.param(name, marks=() if name in SHORT else pytest.mark.long)
+
+
+@pytest.mark.parametrize("name", formats())
 def test_every_format_in_both_precisions(name):
     weight = weight_of(name, 37, 256)
     compare(weight, 3, linear.make_linear, torch.randn(37))
     compare(weight, 3, linear.make_rounded_linear, torch.randn(37), bound=2.0**-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [("float32", 64), *(pytest.param(*case, marks=pytest.mark.long) for case in (("gguf_q5_0", 3), ("gguf_q4_k", 2)))],
+)
+def test_inputs_are_split_and_the_parts_added(name, splits):
+    """Splits that end within a byte of high bits, and more of them than there are inputs for."""
+    weight, bias = weight_of(name, 35, 512), torch.randn(35)
+    x = torch.randn(2, 512, generator=torch.Generator().manual_seed(4))
+    found, expected = torch.full((2, 2, 35), torch.nan)
+    linear.multiply(x, take_apart(weight), bias, found, rounded=False, splits=splits)
+    make_reference_linear(weight, bias)(x, expected)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def heads():
+    for name in WEIGHT_FORMATS:
+        yield pytest.param(name, marks=() if name == "bfloat16" else pytest.mark.long)
+
+
+@pytest.mark.parametrize("name", heads())
+def test_each_head_has_a_matrix_of_its_own(name):
+    """Strided rows and heads of both sides, the first rows of each head left out."""
+    weight = weight_of(name, 3 * 40, 256)
+    x = torch.randn(3, 5, 300, generator=torch.Generator().manual_seed(4))[..., :256].transpose(0, 1)
+    found, expected = torch.full((2, 3, 5, 37), torch.nan).transpose(1, 2)
+    linear.make_head_linear(weight, 3, 3)(x, found)
+    make_reference_head_linear(weight, 3, 3)(x, expected)
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.long
@@ -43,19 +80,29 @@ def test_tails_of_tokens_outputs_and_inputs(architecture):
 
 def test_planes_hold_every_element_and_scale():
     weight = weight_of("gguf_q4_1", 3, 64)
-    planes = linear.take_apart(weight)
+    planes = take_apart(weight)
     low, high = planes.elements.view(3, 2, 16) & 15, planes.elements.view(3, 2, 16) >> 4
     values = torch.cat([low, high], dim=2).float() * planes.scales[..., None] + planes.minima[..., None]
     torch.testing.assert_close(values.view(3, 64), weight.dequantize())
     dense = weight_of("bfloat16", 4, 8)
-    assert linear.take_apart(dense).elements.data_ptr() == dense.plane.data_ptr()
+    assert take_apart(dense).elements.data_ptr() == dense.plane.data_ptr()
 
 
-def test_another_format_is_refused_by_name():
-    blocks = torch.zeros(1, 84, dtype=torch.uint8)
-    with pytest.raises(WeightError, match="odd one: gguf_q2_k is none of float32, bfloat16"):
-        linear.make_linear(QuantizedTensor("gguf_q2_k", (1, 256), {"blocks": blocks}, "odd one"), None)
+@pytest.mark.parametrize("name", [name for name in WEIGHT_FORMATS if name not in ("gguf_q2_k", "gguf_q3_k")])
+def test_planes_take_a_fifth_more_memory_at_most(name):
+    weight = weight_of(name, 8, 2048)
+    assert take_apart(weight).nbytes <= 1.21 * weight.nbytes
+
+
+def test_nvfp4_rows_under_different_scales_keep_them():
+    """Joined along the inputs, blocks of a row do not agree on the scale of their matrix."""
+    weight = weight_of("nvfp4", 6, 256)
+    weight.plane[:, 40:44] = torch.tensor([0.75]).view(torch.uint8)
+    assert take_apart(weight_of("nvfp4", 6, 256)).units.shape == (6, 1)
+    assert take_apart(weight).units.shape == (6, 4)
+    compare(weight, 2, linear.make_linear)
 
 
 def test_no_tokens_launch_nothing():
     linear.make_linear(weight_of("float32", 4, 8), None)(torch.empty(0, 8), torch.empty(0, 4))
+    linear.make_head_linear(weight_of("float32", 4, 8), 2, 0)(torch.empty(0, 2, 8), torch.empty(0, 2, 2))

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from tokenspeed_kernel.gguf_blocks import BLOCK_ELEMENTS
 from tokenspeed_kernel.numerics.weights import random_weight
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.moe import Routing, make_reference_experts, make_reference_route
+from tokenspeed_kernel.ops.table_route import reference_table_route
 from tokenspeed_kernel_triton import moe
 
 HIDDEN, INTERMEDIATE, EXPERTS = 64, 32, 5
@@ -54,6 +56,18 @@ def test_a_group_counts_by_its_two_best_where_there_is_a_correction():
         assert ids.item() == first
 
 
+def test_experts_out_of_a_table():
+    logits, tokens = torch.randn(5, 12) * 20.0, torch.tensor([3, 0, 6, 3, 1], dtype=torch.int32)
+    table = torch.stack([torch.randperm(12)[:3] for _ in range(7)]).to(torch.int32)
+    results = []
+    for fn in (reference_table_route, moe.table_route):
+        ids, weights = torch.empty(5, 3, dtype=torch.int32), torch.empty(5, 3)
+        fn(logits, tokens, table, 1.5, ids, weights)
+        results.append((ids, weights))
+    assert torch.equal(results[1][0], results[0][0])
+    torch.testing.assert_close(results[1][1], results[0][1], rtol=3e-6, atol=1e-7)
+
+
 def test_pairs_are_sorted_by_expert_and_those_of_nobody_come_first():
     ids = torch.tensor([[2, -1, 0], [0, 4, 2]], dtype=torch.int32)
     order, starts = moe.by_expert(ids, EXPERTS)
@@ -62,22 +76,25 @@ def test_pairs_are_sorted_by_expert_and_those_of_nobody_come_first():
 
 
 def formats():
-    yield "bfloat16", True
-    for name in ("float32", "gguf_q4_0"):
-        yield pytest.param(name, False, marks=pytest.mark.long)
+    yield "bfloat16", "bfloat16", True
+    for name in ("float32", "gguf_q4_0", "gguf_mxfp4", "fp8_blocks"):
+        yield pytest.param(name, name, False, marks=pytest.mark.long)
+    for names in (("gguf_q8_0", "gguf_q5_0"), ("nvfp4", "nvfp4")):
+        yield pytest.param(*names, True, marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize(("name", "rounded"), formats())
-def test_experts_with_absent_ones_and_one_that_nobody_chose(name, rounded):
-    """Expert 3 has no token, expert 0 has most, one pair has no expert at all."""
+@pytest.mark.parametrize(("name", "down_name", "rounded"), formats())
+def test_experts_with_absent_ones_and_one_that_nobody_chose(name, down_name, rounded):
+    """Expert 3 has no token, expert 0 has most, one pair has no expert at all; gate and down of different formats."""
     generator = torch.Generator().manual_seed(1)
-    gate_up = random_weight(name, EXPERTS * 2 * INTERMEDIATE, HIDDEN, generator).weight
-    down = random_weight(name, EXPERTS * HIDDEN, INTERMEDIATE, generator).weight
-    biases = torch.randn(EXPERTS, 2 * INTERMEDIATE), torch.randn(EXPERTS, HIDDEN)
+    inner, outer = max(INTERMEDIATE, BLOCK_ELEMENTS.get(down_name, 0)), max(HIDDEN, BLOCK_ELEMENTS.get(name, 0))
+    gate_up = random_weight(name, EXPERTS * 2 * inner, outer, generator).weight
+    down = random_weight(down_name, EXPERTS * outer, inner, generator).weight
+    biases = torch.randn(EXPERTS, 2 * inner), torch.randn(EXPERTS, outer)
     ids = torch.randint(0, 3, (20, 2), dtype=torch.int32)
     ids[:, 0] = 0
     ids[4] = torch.tensor([-1, 4])
-    x, weights, found, expected = torch.randn(20, HIDDEN), torch.rand(20, 2), *torch.empty(2, 20, HIDDEN)
+    x, weights, found, expected = torch.randn(20, outer), torch.rand(20, 2), *torch.empty(2, 20, outer)
     activation = GatedActivation("clamped_swiglu", 1.7, 7.0)
     make_reference_experts(gate_up, down, *biases, activation)(x, ids, weights, expected)
     make = moe.make_rounded_experts if rounded else moe.make_experts

@@ -1,8 +1,9 @@
 """Products with weights: dense, or quantised in groups that share a scale.
 
 A program makes a tile of outputs. Quantised elements are widened without their scale, which is exact; a group's
-products are summed in float32 and scaled then. So a step of the loop is a group: 128 elements of float8, 32 of the
-others.
+products are summed in float32 and scaled then. So a step of the loop is a group, or two: 128 elements of float8, 32 or
+64 of the others. Few tokens are a read of the weight, which more blocks share where the inputs are split: each split
+writes its part, and the parts are added in their order.
 """
 
 import triton
@@ -18,78 +19,183 @@ def _e2m1(nibble):
 
 
 @triton.jit
-def _of_nibble(nibble, KIND: tl.constexpr):
-    """What a nibble stands for, without its scale."""
+def _of_quant(quant, KIND: tl.constexpr, ZERO: tl.constexpr):
+    """What a quant stands for, without its scale."""
     if KIND == "e2m1":
-        return _e2m1(nibble.to(tl.int32))
-    if KIND == "int4":
-        return nibble.to(tl.float32) - 8.0
-    return nibble.to(tl.float32)
+        return _e2m1(quant.to(tl.int32))
+    return quant.to(tl.float32) - ZERO
+
+
+@triton.jit
+def _quants(
+    elements, high, weight_row, output_here, step,
+    INPUTS: tl.constexpr, HALF: tl.constexpr, HIGH_BITS: tl.constexpr, HIGH_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The quants [BLOCK_N, HALF] of a step's two halves."""
+    place = tl.arange(0, HALF)
+    here = output_here[:, None]
+    byte_at = elements + weight_row[:, None] * (INPUTS // 2) + step * HALF + place[None, :]
+    byte = tl.load(byte_at, mask=here, other=0)
+    first, second = byte & 15, byte >> 4
+    if HIGH_BITS:
+        STEPS: tl.constexpr = 4 // HIGH_BITS  # whose high bits share a byte
+        ABOVE: tl.constexpr = (1 << HIGH_BITS) - 1
+        high_at = high + weight_row[:, None] * HIGH_WIDTH + step // STEPS * HALF + place[None, :]
+        bits = tl.load(high_at, mask=here, other=0).to(tl.int32) >> (step % STEPS * (2 * HIGH_BITS))
+        first = first.to(tl.int32) | ((bits & ABOVE) << 4)
+        second = second.to(tl.int32) | (((bits >> HIGH_BITS) & ABOVE) << 4)
+    return first, second
+
+
+@triton.jit
+def _scale(
+    scales, units, weight_row, output_here, group,
+    INPUTS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """float32 [BLOCK_N]: the scales, or minima, of a group of inputs."""
+    found = tl.load(scales + weight_row * (INPUTS // GROUP) + group, mask=output_here, other=0.0).to(tl.float32)
+    if UNIT:
+        unit_at = units + weight_row * (INPUTS // UNIT) + group * GROUP // UNIT
+        found *= tl.load(unit_at, mask=output_here, other=0.0).to(tl.float32)
+    return found
+
+
+@triton.jit
+def _with_group(
+    sums, part, inputs, scales, minima, units, minimum_units, weight_row, output_here, group,
+    INPUTS: tl.constexpr, GROUP: tl.constexpr, MINIMUM: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """sums and a group's part [BLOCK_M, BLOCK_N] under its scale; ``inputs`` [BLOCK_M] is the sum of the group's."""
+    sums += part * _scale(scales, units, weight_row, output_here, group, INPUTS, GROUP, UNIT)[None, :]
+    if MINIMUM:
+        least = _scale(minima, minimum_units, weight_row, output_here, group, INPUTS, GROUP, UNIT)
+        sums += inputs[:, None] * least[None, :]
+    return sums
 
 
 @triton.jit
 def products(
-    x_row, row_here, weight, weight_row, output_here, scales, minima,
-    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    x_row, row_here, elements, weight_row, output_here, high, scales, minima, units, minimum_units, begin, stop,
+    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ZERO: tl.constexpr,
+    HIGH_BITS: tl.constexpr, HIGH_WIDTH: tl.constexpr, MINIMUM: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of INPUTS float32 at ``x_row`` [BLOCK_M, 1] times the rows ``weight_row`` [BLOCK_N] of a weight.
-
-    KIND "dense": weight [rows, INPUTS], GROUP elements a step. "eight": the same of float8 or int8, with scales [rows,
-    INPUTS / GROUP]. "int4", "int4 above a minimum" and "e2m1": bytes [rows, INPUTS / 2], of which the low nibbles of a
-    group's 16 are its first elements, the high ones its last. ROUNDED: operands are bfloat16, else float32.
-    """
+    """Rows of INPUTS float32 at ``x_row`` [BLOCK_M, 1] times the rows ``weight_row`` [BLOCK_N] of a weight, over the
+    inputs from step ``begin`` to step ``stop`` of STEP each. The planes are those of planes.Planes. ROUNDED: operands
+    are bfloat16, else float32."""
     OPERAND: tl.constexpr = tl.bfloat16 if ROUNDED else tl.float32
-    PACKED: tl.constexpr = KIND != "dense" and KIND != "eight"
-    HALF: tl.constexpr = GROUP // 2
+    HALF: tl.constexpr = STEP // 2
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(0, INPUTS, GROUP):
-        if PACKED:
-            place = start + tl.arange(0, HALF)
-            x_mask = row_here[:, None] & (place < INPUTS)[None, :]
-            low_x = tl.load(x_row + place[None, :], mask=x_mask, other=0.0).to(OPERAND)
-            high_x = tl.load(x_row + HALF + place[None, :], mask=x_mask, other=0.0).to(OPERAND)
-            byte_at = weight + weight_row[:, None] * (INPUTS // 2) + start // 2 + tl.arange(0, HALF)[None, :]
-            byte = tl.load(byte_at, mask=output_here[:, None], other=0)
-            low = _of_nibble(byte & 15, KIND).to(OPERAND)
-            high = _of_nibble(byte >> 4, KIND).to(OPERAND)
-            part = tl.dot(low_x, tl.trans(low), input_precision=PRECISION)
-            part = tl.dot(high_x, tl.trans(high), part, input_precision=PRECISION)
-        else:
-            place = start + tl.arange(0, GROUP)
-            x_mask = row_here[:, None] & (place < INPUTS)[None, :]
-            x_tile = tl.load(x_row + place[None, :], mask=x_mask, other=0.0).to(OPERAND)
-            w_at = weight + weight_row[:, None] * INPUTS + place[None, :]
-            w_tile = tl.load(w_at, mask=output_here[:, None] & (place < INPUTS)[None, :], other=0.0).to(OPERAND)
+    for step in range(begin, stop):
+        start = step * STEP
+        if KIND == "dense" or KIND == "eight":
+            place = start + tl.arange(0, STEP)
+            inside = (place < INPUTS)[None, :]
+            x_tile = tl.load(x_row + place[None, :], mask=row_here[:, None] & inside, other=0.0).to(OPERAND)
+            w_at = elements + weight_row[:, None] * INPUTS + place[None, :]
+            w_tile = tl.load(w_at, mask=output_here[:, None] & inside, other=0.0).to(OPERAND)
             if KIND == "dense":
                 sums = tl.dot(x_tile, tl.trans(w_tile), sums, input_precision=PRECISION)
             else:
                 part = tl.dot(x_tile, tl.trans(w_tile), input_precision=PRECISION)
-        if KIND != "dense":
-            scale_at = weight_row * (INPUTS // GROUP) + start // GROUP
-            sums += part * tl.load(scales + scale_at, mask=output_here, other=0.0)[None, :]
-            if KIND == "int4 above a minimum":
-                inputs = tl.sum(low_x.to(tl.float32), 1) + tl.sum(high_x.to(tl.float32), 1)
-                sums += inputs[:, None] * tl.load(minima + scale_at, mask=output_here, other=0.0)[None, :]
+                scale = _scale(scales, units, weight_row, output_here, step, INPUTS, GROUP, UNIT)
+                sums += part * scale[None, :]
+        else:
+            place = start + tl.arange(0, HALF)
+            first_x = tl.load(x_row + place[None, :], mask=row_here[:, None], other=0.0).to(OPERAND)
+            second_x = tl.load(x_row + HALF + place[None, :], mask=row_here[:, None], other=0.0).to(OPERAND)
+            first, second = _quants(
+                elements, high, weight_row, output_here, step, INPUTS, HALF, HIGH_BITS, HIGH_WIDTH
+            )  # fmt: skip
+            first = tl.trans(_of_quant(first, KIND, ZERO).to(OPERAND))
+            second = tl.trans(_of_quant(second, KIND, ZERO).to(OPERAND))
+            first_sum, second_sum = tl.sum(first_x.to(tl.float32), 1), tl.sum(second_x.to(tl.float32), 1)
+            part = tl.dot(first_x, first, input_precision=PRECISION)
+            if GROUP == STEP:
+                part = tl.dot(second_x, second, part, input_precision=PRECISION)
+                sums = _with_group(
+                    sums, part, first_sum + second_sum, scales, minima, units, minimum_units, weight_row, output_here,
+                    step, INPUTS, GROUP, MINIMUM, UNIT,
+                )  # fmt: skip
+            else:
+                sums = _with_group(
+                    sums, part, first_sum, scales, minima, units, minimum_units, weight_row, output_here,
+                    2 * step, INPUTS, GROUP, MINIMUM, UNIT,
+                )  # fmt: skip
+                part = tl.dot(second_x, second, input_precision=PRECISION)
+                sums = _with_group(
+                    sums, part, second_sum, scales, minima, units, minimum_units, weight_row, output_here,
+                    2 * step + 1, INPUTS, GROUP, MINIMUM, UNIT,
+                )  # fmt: skip
     return sums
 
 
-@triton.jit(do_not_specialize=["tokens", "outputs"])
+@triton.jit(do_not_specialize=["tokens", "outputs", "split_stride"])
 def linear(
-    x, weight, scales, minima, bias, out, tokens, outputs,
-    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    x, elements, high, scales, minima, units, minimum_units, bias, out, tokens, outputs, split_stride,
+    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ZERO: tl.constexpr,
+    HIGH_BITS: tl.constexpr, HIGH_WIDTH: tl.constexpr, MINIMUM: tl.constexpr, UNIT: tl.constexpr,
+    BIASED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROUNDED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, outputs] = x [tokens, INPUTS] @ weight.T + bias. Grid: (tiles of outputs, tiles of tokens)."""
+    """out [S, tokens, outputs]: the parts of x [tokens, INPUTS] @ weight.T + bias that S splits of the inputs make.
+
+    Grid: (tiles of outputs, tiles of tokens, S). BIASED only where there is one split.
+    """
     token = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    split = tl.program_id(2)
+    STEPS: tl.constexpr = (INPUTS + STEP - 1) // STEP
+    share = (STEPS + tl.num_programs(2) - 1) // tl.num_programs(2)
     token_here, output_here = token < tokens, output < outputs
     x_row = x + token.to(tl.int64)[:, None] * INPUTS
     sums = products(
-        x_row, token_here, weight, output.to(tl.int64), output_here, scales, minima,
-        INPUTS, KIND, GROUP, BLOCK_M, BLOCK_N, ROUNDED, PRECISION,
+        x_row, token_here, elements, output.to(tl.int64), output_here, high, scales, minima, units, minimum_units,
+        split * share, tl.minimum(split * share + share, STEPS),
+        INPUTS, KIND, GROUP, STEP, ZERO, HIGH_BITS, HIGH_WIDTH, MINIMUM, UNIT, BLOCK_M, BLOCK_N, ROUNDED, PRECISION,
     )  # fmt: skip
     if BIASED:
         sums += tl.load(bias + output, mask=output_here, other=0.0)[None, :]
-    out_at = out + token.to(tl.int64)[:, None] * outputs + output[None, :]
+    out_at = out + split * split_stride + token.to(tl.int64)[:, None] * outputs + output[None, :]
+    tl.store(out_at, sums, mask=token_here[:, None] & output_here[None, :])
+
+
+@triton.jit(do_not_specialize=["size", "outputs", "splits"])
+def add_splits(
+    parts, bias, out, size, outputs, splits, BIASED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """out [tokens, outputs], ``size`` elements: the sum of parts [splits, tokens, outputs], in their order, + bias."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = place < size
+    sums = tl.zeros([BLOCK], tl.float32)
+    for split in range(splits):
+        sums += tl.load(parts + tl.cast(split, tl.int64) * size + place, mask=here, other=0.0)
+    if BIASED:
+        sums += tl.load(bias + place % outputs, mask=here, other=0.0)
+    tl.store(out + place, sums, mask=here)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def head_linear(
+    x, elements, high, scales, minima, units, minimum_units, out, tokens,
+    x_token_stride, x_head_stride, out_token_stride, out_head_stride,
+    OUTPUTS: tl.constexpr, SKIPPED: tl.constexpr,
+    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ZERO: tl.constexpr,
+    HIGH_BITS: tl.constexpr, HIGH_WIDTH: tl.constexpr, MINIMUM: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out [tokens, heads, OUTPUTS] = each head's x by its own rows of the weight [heads * (SKIPPED + OUTPUTS), INPUTS],
+    the first SKIPPED of a head left out. Grid: (tiles of outputs, tiles of tokens, heads)."""
+    token = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    head = tl.program_id(2).to(tl.int64)
+    STEPS: tl.constexpr = (INPUTS + STEP - 1) // STEP
+    token_here, output_here = token < tokens, output < OUTPUTS
+    weight_row = head * (SKIPPED + OUTPUTS) + SKIPPED + output
+    x_row = x + token[:, None] * x_token_stride + head * x_head_stride
+    sums = products(
+        x_row, token_here, elements, weight_row, output_here, high, scales, minima, units, minimum_units, 0, STEPS,
+        INPUTS, KIND, GROUP, STEP, ZERO, HIGH_BITS, HIGH_WIDTH, MINIMUM, UNIT, BLOCK_M, BLOCK_N, ROUNDED, PRECISION,
+    )  # fmt: skip
+    out_at = out + token[:, None] * out_token_stride + head * out_head_stride + output[None, :]
     tl.store(out_at, sums, mask=token_here[:, None] & output_here[None, :])

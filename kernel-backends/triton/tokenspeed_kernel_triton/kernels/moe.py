@@ -83,9 +83,11 @@ def route(
 
 @triton.jit(do_not_specialize=["outputs", "top_k"], do_not_specialize_on_alignment=["order", "starts"])
 def grouped(
-    x, weight, scales, minima, bias, factors, order, starts, out, outputs, top_k,
-    EXPERTS: tl.constexpr, INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
-    GATHERED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROUNDED: tl.constexpr,
+    x, elements, high, scales, minima, units, minimum_units, bias, factors, order, starts, out, outputs, top_k,
+    EXPERTS: tl.constexpr,
+    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ZERO: tl.constexpr,
+    HIGH_BITS: tl.constexpr, HIGH_WIDTH: tl.constexpr, MINIMUM: tl.constexpr, UNIT: tl.constexpr,
+    BIASED: tl.constexpr, GATHERED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROUNDED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, outputs]: each pair's row of x by its expert's rows of the weight [EXPERTS * outputs, INPUTS].
@@ -109,9 +111,11 @@ def grouped(
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     output_here = output < outputs
     weight_row = expert.to(tl.int64) * outputs + output
+    STEPS: tl.constexpr = (INPUTS + STEP - 1) // STEP
     sums = products(
-        x + row[:, None] * INPUTS, here, weight, weight_row, output_here, scales, minima,
-        INPUTS, KIND, GROUP, BLOCK_M, BLOCK_N, ROUNDED, PRECISION,
+        x + row[:, None] * INPUTS, here, elements, weight_row, output_here, high, scales, minima, units, minimum_units,
+        0, STEPS,
+        INPUTS, KIND, GROUP, STEP, ZERO, HIGH_BITS, HIGH_WIDTH, MINIMUM, UNIT, BLOCK_M, BLOCK_N, ROUNDED, PRECISION,
     )  # fmt: skip
     if BIASED:
         sums += tl.load(bias + weight_row, mask=output_here, other=0.0)[None, :]
@@ -136,3 +140,18 @@ def combine(parts, ids, out, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
         present = tl.load(ids + pair) >= 0
         sums += tl.load(parts + pair * width + place, mask=here & present, other=0.0)
     tl.store(out + token * width + place, sums, mask=here)
+
+
+@triton.jit(do_not_specialize_on_alignment=["tokens", "table", "ids", "weights"])
+def table_route(
+    logits, tokens, table, scale, ids, weights, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """The experts that the table has for a row's token, and their weights. Grid: (rows,)."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, BLOCK_K)
+    here = slot < TOP_K
+    expert = tl.load(table + tl.load(tokens + row).to(tl.int64) * TOP_K + slot, mask=here, other=0)
+    score = _scores(tl.load(logits + row * EXPERTS + expert, mask=here, other=0.0), here, "sqrtsoftplus")
+    score = tl.where(here, score, 0.0)
+    tl.store(ids + row * TOP_K + slot, expert, mask=here)
+    tl.store(weights + row * TOP_K + slot, score / (tl.sum(score, 0) + 1e-20) * scale, mask=here)

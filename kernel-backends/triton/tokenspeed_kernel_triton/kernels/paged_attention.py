@@ -8,7 +8,7 @@ that is read. The softmax runs in base 2, keys ascending, in float32.
 import triton
 import triton.language as tl
 
-_LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -32,9 +32,33 @@ def ragged_row(query_start, rows, tile, TOKENS: tl.constexpr):
 @triton.jit
 def _soft_capped(scores, soft_cap):
     """soft_cap * tanh(scores / soft_cap); exp2 of a number below 0 cannot overflow."""
-    small = tl.exp2(tl.abs(scores) * (-2.0 * _LOG2E / soft_cap))
+    small = tl.exp2(tl.abs(scores) * (-2.0 * LOG2E / soft_cap))
     magnitude = soft_cap * (1.0 - small) / (1.0 + small)
     return tl.where(scores < 0.0, -magnitude, magnitude)
+
+
+@triton.jit
+def weighed(scores, total, high):
+    """The weights of another tile of scores, in base 2, and what it makes of the softmax so far: what sums decay by,
+    the total of the weights and the largest score."""
+    risen = tl.maximum(high, tl.max(scores, 1))
+    base = tl.where(risen == float("-inf"), 0.0, risen)
+    weights = tl.exp2(scores - base[:, None])
+    decay = tl.exp2(high - base)
+    return weights, decay, total * decay + tl.sum(weights, 1), risen
+
+
+@triton.jit
+def logarithm(total, high):
+    """The natural logarithm of the summed exponentials; -inf where nothing was seen."""
+    return tl.where(total == 0.0, float("-inf"), (high + tl.log2(total)) * _LN2)
+
+
+@triton.jit
+def mean(sums, total):
+    """The weighed sums over the total of the weights; 0 where nothing was seen."""
+    blind = total == 0.0
+    return tl.where(blind[:, None], 0.0, sums / tl.where(blind, 1.0, total)[:, None])
 
 
 @triton.jit(
@@ -147,31 +171,26 @@ def attend(
         if WINDOWED:
             if window > 0:
                 seen &= key[None, :] > position[:, None] - window
-        scores = tl.where(seen, scores * _LOG2E, float("-inf"))
-        risen = tl.maximum(high, tl.max(scores, 1))
-        base = tl.where(risen == float("-inf"), 0.0, risen)
-        weights = tl.exp2(scores - base[:, None])
-        decay = tl.exp2(high - base)
-        total = total * decay + tl.sum(weights, 1)
+        scores = tl.where(seen, scores * LOG2E, float("-inf"))
+        weights, decay, total, high = weighed(scores, total, high)
         if LATENT:
             v_tile = k_tile
         else:
             v_offsets = block * v_block_stride + within * v_token_stride
             v_tile = tl.load(values + v_offsets[:, None] + dims[None, :], mask=k_mask, other=0.0).to(OPERAND)
         sums = tl.dot(weights.to(OPERAND), v_tile, sums * decay[:, None], input_precision=PRECISION)
-        high = risen
 
     blind = total == 0.0
-    lse_tile = tl.where(blind, float("-inf"), (high + tl.log2(total)) * _LN2)
+    lse_tile = logarithm(total, high)
     if SUNK:
-        sink = tl.load(sinks + head, mask=here, other=0.0) * _LOG2E
+        sink = tl.load(sinks + head, mask=here, other=0.0) * LOG2E
         # Relative to the larger of the two, so that neither overflows.
         risen = tl.maximum(high, sink)
         decay = tl.where(blind, 0.0, tl.exp2(high - risen))
         total = tl.where(blind, 0.0, total * decay + tl.exp2(sink - risen))
         sums = sums * decay[:, None]
-        lse_tile = tl.where(blind, float("-inf"), (risen + tl.log2(total)) * _LN2)
-    result = tl.where(blind[:, None], 0.0, sums / tl.where(blind, 1.0, total)[:, None])
+        lse_tile = logarithm(total, risen)
+    result = mean(sums, total)
     target = query * QUERY_HEADS + head
     out_at = out + split.to(tl.int64) * out_split_stride + target * DIM
     tl.store(out_at[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=q_mask)
@@ -180,19 +199,25 @@ def attend(
 
 
 @triton.jit(
-    do_not_specialize=["splits", "lse_split_stride"], do_not_specialize_on_alignment=["partial_lse", "sinks", "lse"]
+    do_not_specialize=["splits", "rows", "lse_split_stride"],
+    do_not_specialize_on_alignment=["partial_lse", "sinks", "query_start", "lse"],
 )
 def merge(
-    partials, partial_lse, sinks, out, lse, split_stride, lse_split_stride, splits,
+    partials, partial_lse, sinks, query_start, out, lse, split_stride, lse_split_stride, splits, rows,
     QUERY_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
-    SUNK: tl.constexpr, WRITE_LSE: tl.constexpr,
+    SUNK: tl.constexpr, RAGGED: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip
     """out [T, H, DIM] and lse [T, H] of partials [S, T, H, DIM] and partial_lse [S, T, H], all dense but over S.
 
     One program a pair of token and head. Parts are added in their order. A part that is alone comes out as it was, bit
-    by bit: its weight is exp(0) and the sum of weights 1.
+    by bit: its weight is exp(0) and the sum of weights 1. RAGGED: the tokens before query_start[0] and from
+    query_start[rows] on are left alone.
     """
     target = tl.program_id(0).to(tl.int64)
+    if RAGGED:
+        token = target // QUERY_HEADS
+        if (token < tl.load(query_start)) | (token >= tl.load(query_start + rows)):
+            return
     part = tl.arange(0, BLOCK_SPLITS)
     known = tl.load(
         partial_lse + part.to(tl.int64) * lse_split_stride + target, mask=part < splits, other=float("-inf")

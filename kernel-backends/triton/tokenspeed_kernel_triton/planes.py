@@ -1,0 +1,177 @@
+"""Weights as the device's kernels take them: elements in one plane, scales in another, so that a tile reads both in
+whole lines. What an element stands for stays exact.
+
+Dense weights are taken as they lie. Of the others a weight is copied once, when it is bound. Elements of five and six
+bits have their high bits in a plane of their own, so that they take no more memory than in the file; those of two and
+three bits take four.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tokenspeed_kernel.gguf_blocks import five_bit_quants, split_last, take_k_blocks
+from tokenspeed_kernel.quantized import QuantizedTensor
+from tokenspeed_kernel.signature import WEIGHT_FORMATS
+
+DENSE = ("float32", "bfloat16", "float16")
+QUANTISED = tuple(name for name in WEIGHT_FORMATS if name not in DENSE)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """A weight [N, K] as the kernels take it.
+
+    Attributes:
+        kind: "dense"; "eight", elements of 8 bits; "quants", unsigned integers; "e2m1".
+        group: elements under one scale; 0 for dense weights.
+        elements: [N, K]; of "quants" and "e2m1" uint8 [N, K / 2], of which each ``half`` bytes hold, in their low
+            nibbles, ``half`` elements, in their high ones the next.
+        half: see elements; a group, or half of one.
+        zero: the quant that stands for 0.
+        high_bits: of a quant above its nibble: 0, 1 or 2.
+        high: those, uint8 [N, bytes]: byte i of each ``half`` holds, from the lowest bits on, those of the elements i,
+            i + half, i + 2 half and so on.
+        scales: [N, K / group], float32, or of 8 bits in units of ``units``.
+        minima: likewise, added to every element of a group.
+        units, minimum_units: float [N, K / unit].
+        unit: elements under one unit; 0 without units.
+    """
+
+    kind: str
+    group: int
+    shape: tuple[int, int]
+    elements: torch.Tensor
+    half: int = 0
+    zero: int = 0
+    high_bits: int = 0
+    high: torch.Tensor | None = None
+    scales: torch.Tensor | None = None
+    minima: torch.Tensor | None = None
+    units: torch.Tensor | None = None
+    minimum_units: torch.Tensor | None = None
+    unit: int = 0
+
+    def arguments(self, spare: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The planes in the kernels' order; ``spare`` stands in for those that are absent, and is not read."""
+        optional = (self.high, self.scales, self.minima, self.units, self.minimum_units)
+        return self.elements, *(spare if plane is None else plane for plane in optional)
+
+    def constants(self, depth: int) -> dict[str, Any]:
+        """What kernels are compiled for; ``depth``: inputs of a step where the weight is dense."""
+        group = self.group or depth
+        return {
+            "INPUTS": self.shape[1],
+            "KIND": self.kind,
+            "GROUP": group,
+            "STEP": 2 * self.half if self.half else group,
+            "ZERO": self.zero,
+            "HIGH_BITS": self.high_bits,
+            "HIGH_WIDTH": 0 if self.high is None else self.high.shape[1],
+            "MINIMUM": self.minima is not None,
+            "UNIT": self.unit,
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all planes."""
+        planes = (self.elements, self.high, self.scales, self.minima, self.units, self.minimum_units)
+        return sum(plane.numel() * plane.element_size() for plane in planes if plane is not None)
+
+
+def take_apart(weight: QuantizedTensor) -> Planes:
+    """The planes of a weight: a view of a dense one, else a copy."""
+    name, shape = weight.format, weight.shape
+    if name in DENSE:
+        return Planes("dense", 0, shape, weight.plane)
+    blocks = split_last(weight.plane, shape[1] // weight.block_elements, -1)
+    if name.endswith("_k"):
+        return _of_k_blocks(name, shape, blocks)
+    if name == "nvfp4":
+        return _of_nvfp4(shape, blocks)
+    if name == "fp8_blocks":
+        scales = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
+        elements = blocks[..., 4:].contiguous().view(torch.float8_e4m3fn).view(shape)
+        return Planes("eight", 128, shape, elements, scales=scales)
+    if name == "gguf_q8_0":
+        elements = blocks[..., 2:].contiguous().view(torch.int8).view(shape)
+        return Planes("eight", 32, shape, elements, scales=_floats(blocks, 0))
+    nibbles = blocks[..., -16:].contiguous().view(shape[0], shape[1] // 2)
+    if name == "gguf_mxfp4":
+        return Planes("e2m1", 32, shape, nibbles, 16, scales=_powers(blocks[..., 0]))
+    above = name.endswith("_1")
+    five = name.startswith("gguf_q5")
+    start = 4 if above else 2
+    return Planes(
+        "quants",
+        32,
+        shape,
+        nibbles,
+        16,
+        zero=0 if above else 16 if five else 8,
+        high_bits=1 if five else 0,
+        high=_high_plane(five_bit_quants(blocks, start).view(shape), 16, 1) if five else None,
+        scales=_floats(blocks, 0),
+        minima=_floats(blocks, 2) if above else None,
+    )
+
+
+def _of_k_blocks(name: str, shape: tuple[int, int], blocks: torch.Tensor) -> Planes:
+    """A K format: groups of 16 or 32 under a scale in units of the block's."""
+    found = take_k_blocks(name, blocks)
+    group = 256 // found.scales.shape[-1]
+    quants, high_bits = found.quants.view(shape), {"gguf_q5_k": 1, "gguf_q6_k": 2}.get(name, 0)
+    minimum_units = found.minimum_unit
+    return Planes(
+        "quants",
+        group,
+        shape,
+        _nibble_plane(quants, group),
+        group,
+        zero=found.zero,
+        high_bits=high_bits,
+        high=_high_plane(quants, group, high_bits) if high_bits else None,
+        scales=found.scales.reshape(shape[0], -1),
+        minima=None if found.minimums is None else found.minimums.reshape(shape[0], -1),
+        units=found.unit.squeeze(-1),
+        minimum_units=None if minimum_units is None else -minimum_units.squeeze(-1),
+        unit=256,
+    )
+
+
+def _of_nvfp4(shape: tuple[int, int], blocks: torch.Tensor) -> Planes:
+    """Groups of 16 under an e4m3 scale; the float32 over all is kept once a row where all blocks of a row agree."""
+    units, unit = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1), 64
+    if bool((units == units[:, :1]).all()):
+        units, unit = units[:, :1].contiguous(), shape[1]
+    scales = blocks[..., 4:8].contiguous().view(torch.float8_e4m3fn).view(shape[0], -1)
+    nibbles = blocks[..., 8:].contiguous().view(shape[0], shape[1] // 2)
+    return Planes("e2m1", 16, shape, nibbles, 16, scales=scales, units=units, unit=unit)
+
+
+def _floats(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 at byte ``at`` of each block [N, groups, bytes], as float32 [N, groups]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
+
+
+def _powers(exponents: torch.Tensor) -> torch.Tensor:
+    """2^(e - 127) of e8m0 bytes; NaN for 255."""
+    wide = exponents.to(torch.float64)
+    return torch.where(exponents == 255, torch.nan, torch.exp2(wide - 127.0)).float()
+
+
+def _nibble_plane(quants: torch.Tensor, half: int) -> torch.Tensor:
+    """The low nibbles of quants uint8 [N, K], uint8 [N, K / 2]; see Planes.elements."""
+    low = split_last(quants & 15, -1, 2, half)
+    return (low[:, :, 0] | (low[:, :, 1] << 4)).flatten(1)
+
+
+def _high_plane(quants: torch.Tensor, half: int, bits: int) -> torch.Tensor:
+    """What lies above the nibbles of quants uint8 [N, K]; see Planes.high. Its last bytes may be part empty."""
+    rows, columns = quants.shape
+    in_byte = 8 // bits
+    padding = -columns % (half * in_byte)
+    tiles = split_last(torch.nn.functional.pad(quants >> 4, (0, padding)), -1, in_byte, half)
+    shifts = bits * torch.arange(in_byte, dtype=torch.uint8, device=quants.device).view(-1, 1)
+    return (tiles << shifts).sum(dim=2, dtype=torch.uint8).view(rows, -1)
