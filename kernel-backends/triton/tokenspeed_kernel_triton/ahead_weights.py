@@ -42,7 +42,7 @@ def planes_of(rows: int, columns: int) -> Iterator[tuple[str, Planes]]:
     high = {"high_bits": 1, "high": _bytes(rows, columns // 8)}
     yield "gguf_q5_0", Planes("quants", 32, shape, **plain, zero=16, **high)
     yield "gguf_q5_1", Planes("quants", 32, shape, **plain, minima=_of(*groups[32]), **high)
-    yield "gguf_mxfp4", Planes("e2m1", 32, shape, **plain)
+    yield "gguf_mxfp4", Planes("mxfp4", 32, shape, nibbles, scales=eights[32])
     sixteen, in_row = {"elements": nibbles, "half": 16, "units": _of(rows, 1), "unit": columns}, groups[16]
     yield (
         "nvfp4, float8_e4m3fn scales",
@@ -75,6 +75,8 @@ def product_launches() -> Named:
             yield f"linear of each head, {form}, float32 products", linear.head_linear_of(x, planes, 128, out)
     ids, out = _of(_ROWS, dtype=torch.int32), _of(_ROWS, 8192)
     for form, size in BLOCK_BYTES.items():
+        if form not in ("gguf_q8_0", "gguf_q6_k", "gguf_mxfp4", "nvfp4", "fp8_blocks"):
+            continue
         blocks = _bytes(151936, 8192 // BLOCK_ELEMENTS[form] * size)
         weight = QuantizedTensor(form, (151936, 8192), {"blocks": blocks}, "an embedding")
         yield f"look-up, {form}", embedding.lookup_of(ids, weight, out)

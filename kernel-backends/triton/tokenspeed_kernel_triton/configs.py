@@ -146,7 +146,15 @@ def attention_tile(kind: str, architecture: str, width: int, rounded: bool, eigh
 
 def index_tile(architecture: str) -> AttentionTile:
     """The tile of the indexer's scores: ``rows`` queries one after the other over ``keys`` entries."""
-    return AttentionTile(8, 32 if architecture.startswith("gfx") else 64, 4, 1)
+    return AttentionTile(8, 32, 4 if architecture.startswith("gfx") else 8, 1)
+
+
+def selected_tile(architecture: str, rounded: bool) -> AttentionTile:
+    """The tile of latent attention over selected entries: addresses of their own take the registers of half the
+    rows on NVIDIA."""
+    if rounded and not architecture.startswith("gfx"):
+        return AttentionTile(32, 32, 8, 2)
+    return attention_tile("latent", architecture, _WIDE, rounded)
 
 
 @dataclass(frozen=True)
@@ -185,20 +193,22 @@ _BLOCKS_OF_A_READ = 2
 """Blocks that a processor should have for the read of a weight, so that one loads while another multiplies."""
 
 
-def linear_tile(architecture: str, tokens: int, kind: str, rounded: bool, narrow: bool = False) -> LinearTile:
-    """The tile of a product of ``tokens`` rows; ``kind`` as in planes.Planes, ``narrow``: what its groups take besides
-    their scales, minima or high bits, takes the registers of a wide tile.
+def linear_tile(architecture: str, tokens: int, weight: str, rounded: bool) -> LinearTile:
+    """The tile of a product of ``tokens`` rows; ``weight`` is planes.Planes.burden.
 
-    Few tokens are a read of the weight: narrow tiles make more blocks that read it at the same time.
+    Few tokens are a read of the weight: narrow tiles make more blocks that read it at the same time. With many tokens
+    the registers decide: what a step loads and widens besides the sums of a tile.
     """
     if not rounded:
-        rows = row_blocks(tokens, 16 if kind == "eight" else _FEW_ROWS)
+        rows = row_blocks(tokens, _FEW_ROWS if weight in ("dense", "light") else 16)
         return LinearTile(rows, 32, 32, 4, 1, float32_products("linear", architecture))
-    rows = row_blocks(tokens, _MOST_ROWS[architecture])
+    pairs, amd = weight == "pairs", architecture.startswith("gfx")
+    rows = row_blocks(tokens, min(64, _MOST_ROWS[architecture]) if pairs else _MOST_ROWS[architecture])
     few = rows <= _FEW_ROWS
-    columns = 32 if few else 64 if narrow else 128
-    stages = _LINEAR_STAGES[architecture] if kind == "dense" or few else 1
-    return LinearTile(rows, columns, 64, 4 if rows <= 64 else 8, stages)
+    columns = 32 if few or (pairs and amd) else 128 if weight in ("dense", "light") else 64
+    stages = _LINEAR_STAGES[architecture] if weight == "dense" or few else 1
+    warps = 8 if rows > 64 or (pairs and not few and not amd) else 4
+    return LinearTile(rows, columns, 64, warps, stages)
 
 
 def input_splits(tiles: int, tokens: int, inputs: int, processors: int) -> int:

@@ -54,6 +54,11 @@ class _Mended(interpreter.InterpreterBuilder):
         a_data, b_data = (_widened(x) if x.dtype.scalar in _TORCH else x.data.astype(np.float32) for x in (a, b))
         return interpreter.TensorHandle(np.matmul(a_data, b_data) + d.data, d.dtype.scalar)
 
+    def create_dot_scaled(self, lhs, *more):
+        if lhs.dtype.scalar is tl.bfloat16:
+            lhs = interpreter.TensorHandle(_widened(lhs), tl.float32)
+        return super().create_dot_scaled(lhs, *more)
+
     def binary_op(self, lhs, rhs, op):
         if op in _ARITHMETIC and (lhs.dtype.scalar in _TORCH or rhs.dtype.scalar in _TORCH):
             raise TypeError(f"{op.__name__} of {lhs.dtype.scalar} and {rhs.dtype.scalar}: widen to float32 first")

@@ -16,8 +16,7 @@ STRETCH = 1024
 
 def tile_of(device: torch.device, tokens: int, planes: Planes, rounded: bool) -> LinearTile:
     """The tile of a product of ``tokens`` rows with a weight."""
-    narrow = planes.minima is not None or planes.high is not None
-    return linear_tile(architecture_of(device), tokens, planes.kind, rounded, narrow)
+    return linear_tile(architecture_of(device), tokens, planes.burden, rounded)
 
 
 def linear_of(x: torch.Tensor, planes: Planes, bias: torch.Tensor | None, out: torch.Tensor, rounded: bool) -> Launch:

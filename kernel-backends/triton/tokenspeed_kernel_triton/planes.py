@@ -18,22 +18,26 @@ from tokenspeed_kernel.signature import WEIGHT_FORMATS
 DENSE = ("float32", "bfloat16", "float16")
 QUANTISED = tuple(name for name in WEIGHT_FORMATS if name not in DENSE)
 
+MXFP4_STEP = 128
+"""Inputs that a step of the loop takes of "mxfp4": four groups, whose scales go with the elements."""
+
 
 @dataclass(frozen=True)
 class Planes:
     """A weight [N, K] as the kernels take it.
 
     Attributes:
-        kind: "dense"; "eight", elements of 8 bits; "quants", unsigned integers; "e2m1".
+        kind: "dense"; "eight", elements of 8 bits; "quants", unsigned integers; "e2m1"; "mxfp4", e2m1 under powers of
+            two, which bfloat16 takes with them.
         group: elements under one scale; 0 for dense weights.
         elements: [N, K]; of "quants" and "e2m1" uint8 [N, K / 2], of which each ``half`` bytes hold, in their low
-            nibbles, ``half`` elements, in their high ones the next.
+            nibbles, ``half`` elements, in their high ones the next; of "mxfp4" each byte holds two neighbours.
         half: see elements; a group, or half of one.
         zero: the quant that stands for 0.
         high_bits: of a quant above its nibble: 0, 1 or 2.
         high: those, uint8 [N, bytes]: byte i of each ``half`` holds, from the lowest bits on, those of the elements i,
             i + half, i + 2 half and so on.
-        scales: [N, K / group], float32, or of 8 bits in units of ``units``.
+        scales: [N, K / group], float32, or of 8 bits in units of ``units``; of "mxfp4" e8m0 as uint8.
         minima: likewise, added to every element of a group.
         units, minimum_units: float [N, K / unit].
         unit: elements under one unit; 0 without units.
@@ -53,6 +57,17 @@ class Planes:
     minimum_units: torch.Tensor | None = None
     unit: int = 0
 
+    @property
+    def burden(self) -> str:
+        """What a step has to hold: "dense" elements; "mxfp4" ones with their scales; the "light" ones of a group;
+        "heavy" ones, with minima, high bits or 128 of them; "pairs" of groups."""
+        if self.kind in ("dense", "mxfp4"):
+            return self.kind
+        if self.half == self.group:
+            return "pairs"
+        heavy = self.minima is not None or self.high is not None or self.group > 32
+        return "heavy" if heavy else "light"
+
     def arguments(self, spare: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The planes in the kernels' order; ``spare`` stands in for those that are absent, and is not read."""
         optional = (self.high, self.scales, self.minima, self.units, self.minimum_units)
@@ -65,7 +80,7 @@ class Planes:
             "INPUTS": self.shape[1],
             "KIND": self.kind,
             "GROUP": group,
-            "STEP": 2 * self.half if self.half else group,
+            "STEP": 2 * self.half if self.half else MXFP4_STEP if self.kind == "mxfp4" else group,
             "ZERO": self.zero,
             "HIGH_BITS": self.high_bits,
             "HIGH_WIDTH": 0 if self.high is None else self.high.shape[1],
@@ -97,9 +112,9 @@ def take_apart(weight: QuantizedTensor) -> Planes:
     if name == "gguf_q8_0":
         elements = blocks[..., 2:].contiguous().view(torch.int8).view(shape)
         return Planes("eight", 32, shape, elements, scales=_floats(blocks, 0))
-    nibbles = blocks[..., -16:].contiguous().view(shape[0], shape[1] // 2)
     if name == "gguf_mxfp4":
-        return Planes("e2m1", 32, shape, nibbles, 16, scales=_powers(blocks[..., 0]))
+        return Planes("mxfp4", 32, shape, _neighbours(blocks[..., 1:], shape), scales=blocks[..., 0].contiguous())
+    nibbles = blocks[..., -16:].contiguous().view(shape[0], shape[1] // 2)
     above = name.endswith("_1")
     five = name.startswith("gguf_q5")
     start = 4 if above else 2
@@ -155,10 +170,11 @@ def _floats(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
 
 
-def _powers(exponents: torch.Tensor) -> torch.Tensor:
-    """2^(e - 127) of e8m0 bytes; NaN for 255."""
-    wide = exponents.to(torch.float64)
-    return torch.where(exponents == 255, torch.nan, torch.exp2(wide - 127.0)).float()
+def _neighbours(nibbles: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Of nibbles [N, groups, 16], byte j of which holds the elements j and j + 16 of 32, uint8 [N, K / 2], byte j of
+    which holds 2 j and 2 j + 1."""
+    ordered = torch.cat([nibbles & 15, nibbles >> 4], dim=-1).view(shape[0], shape[1] // 2, 2)
+    return ordered[..., 0] | (ordered[..., 1] << 4)
 
 
 def _nibble_plane(quants: torch.Tensor, half: int) -> torch.Tensor:

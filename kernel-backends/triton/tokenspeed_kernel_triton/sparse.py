@@ -6,7 +6,7 @@ import torch
 
 from tokenspeed_kernel.ops.split_plan import best_split_count
 from tokenspeed_kernel_triton import paged_attention
-from tokenspeed_kernel_triton.configs import attention_tile, float32_products, index_tile, row_blocks
+from tokenspeed_kernel_triton.configs import float32_products, index_tile, row_blocks, selected_tile
 from tokenspeed_kernel_triton.device import architecture_of, processors_of
 from tokenspeed_kernel_triton.loading import Launch
 
@@ -123,7 +123,7 @@ def selected_of(
     """The launch for out [S, T, Hq, L] and lse [S, T, Hq]."""
     queries, heads, width = q_latent.shape
     rope, architecture = q_rope.shape[2], architecture_of(q_latent.device)
-    tile = attention_tile("latent", architecture, width, rounded)
+    tile = selected_tile(architecture, rounded)
     block_m = row_blocks(heads, tile.rows)
     arguments = (
         q_latent,
@@ -183,7 +183,7 @@ def attend_selected(
         q_latent, q_rope = paged_attention.rounded_queries(q_latent, q_rope)
     read = (q_latent, q_rope, latent_cache, page_table, query_start, selected, scale)
     if splits is None:
-        tile = attention_tile("latent", architecture_of(q_latent.device), width, rounded)
+        tile = selected_tile(architecture_of(q_latent.device), rounded)
         blocks = queries * -(-heads // row_blocks(heads, tile.rows))
         parts = max(1, selected.shape[1] // _SELECTED_TILE)
         splits = best_split_count(blocks, parts, processors_of(q_latent.device))

@@ -62,18 +62,22 @@ def _field(at, place, here, RUN: tl.constexpr, BITS: tl.constexpr):
 def _of_thirty_two(at, place, here, FORMAT: tl.constexpr):
     """An element of a GGUF block of 32."""
     if FORMAT == "gguf_q8_0":
-        return _half(at, here) * tl.load(at + 2 + place, mask=here, other=0).to(tl.int8, bitcast=True).to(tl.float32)
-    if FORMAT == "gguf_mxfp4":
-        return _half_of_e8m0(_byte(at, here)) * _twice_e2m1(_field(at + 1, place, here, 16, 4))
-    ABOVE: tl.constexpr = FORMAT == "gguf_q4_1" or FORMAT == "gguf_q5_1"
-    FIVE: tl.constexpr = FORMAT == "gguf_q5_0" or FORMAT == "gguf_q5_1"
-    begin = at + (4 if ABOVE else 2)
-    quant = _field(begin + (4 if FIVE else 0), place, here, 16, 4)
-    if FIVE:
-        quant |= ((_byte(begin + place // 8, here) >> (place % 8)) & 1) << 4
-    if ABOVE:
-        return _half(at, here) * quant.to(tl.float32) + _half(at + 2, here)
-    return _half(at, here) * (quant.to(tl.float32) - (16.0 if FIVE else 8.0))
+        quant = tl.load(at + 2 + place, mask=here, other=0).to(tl.int8, bitcast=True)
+        value = _half(at, here) * quant.to(tl.float32)
+    elif FORMAT == "gguf_mxfp4":
+        value = _half_of_e8m0(_byte(at, here)) * _twice_e2m1(_field(at + 1, place, here, 16, 4))
+    else:
+        ABOVE: tl.constexpr = FORMAT == "gguf_q4_1" or FORMAT == "gguf_q5_1"
+        FIVE: tl.constexpr = FORMAT == "gguf_q5_0" or FORMAT == "gguf_q5_1"
+        begin = at + (4 if ABOVE else 2)
+        quant = _field(begin + (4 if FIVE else 0), place, here, 16, 4)
+        if FIVE:
+            quant |= ((_byte(begin + place // 8, here) >> (place % 8)) & 1) << 4
+        if ABOVE:
+            value = _half(at, here) * quant.to(tl.float32) + _half(at + 2, here)
+        else:
+            value = _half(at, here) * (quant.to(tl.float32) - (16.0 if FIVE else 8.0))
+    return value
 
 
 @triton.jit
@@ -92,22 +96,24 @@ def _of_k_block(at, place, here, FORMAT: tl.constexpr):
     if FORMAT == "gguf_q2_k":
         packed, quant = _byte(at + place // 16, here), _field(at + 16, place, here, 32, 2)
         scale = _half(at + 80, here) * (packed & 15).to(tl.float32)
-        return quant.to(tl.float32) * scale - _half(at + 82, here) * (packed >> 4).to(tl.float32)
-    if FORMAT == "gguf_q3_k":
+        value = quant.to(tl.float32) * scale - _half(at + 82, here) * (packed >> 4).to(tl.float32)
+    elif FORMAT == "gguf_q3_k":
         quant = _field(at + 32, place, here, 32, 2) | (_field(at, place, here, 32, 1) << 2)
         group = place // 16
         scale = _field(at + 96, group, here, 8, 4) | (_field(at + 104, group, here, 4, 2) << 4)
-        return (quant - 4).to(tl.float32) * (_half(at + 108, here) * (scale - 32).to(tl.float32))
-    if FORMAT == "gguf_q6_k":
+        value = (quant - 4).to(tl.float32) * (_half(at + 108, here) * (scale - 32).to(tl.float32))
+    elif FORMAT == "gguf_q6_k":
         quant = _field(at, place, here, 64, 4) | (_field(at + 128, place, here, 32, 2) << 4)
         scale = tl.load(at + 192 + place // 16, mask=here, other=0).to(tl.int8, bitcast=True).to(tl.float32)
-        return (quant - 32).to(tl.float32) * (_half(at + 208, here) * scale)
-    FIVE: tl.constexpr = FORMAT == "gguf_q5_k"
-    scale, minimum = _six_bits(at + 4, place // 32, here)
-    quant = _field(at + (48 if FIVE else 16), place, here, 32, 4)
-    if FIVE:
-        quant |= _field(at + 16, place, here, 32, 1) << 4
-    return quant.to(tl.float32) * (_half(at, here) * scale) - _half(at + 2, here) * minimum
+        value = (quant - 32).to(tl.float32) * (_half(at + 208, here) * scale)
+    else:
+        FIVE: tl.constexpr = FORMAT == "gguf_q5_k"
+        scale, minimum = _six_bits(at + 4, place // 32, here)
+        quant = _field(at + (48 if FIVE else 16), place, here, 32, 4)
+        if FIVE:
+            quant |= _field(at + 16, place, here, 32, 1) << 4
+        value = quant.to(tl.float32) * (_half(at, here) * scale) - _half(at + 2, here) * minimum
+    return value
 
 
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["ids", "weight"])

@@ -22,8 +22,10 @@ def _e2m1(nibble):
 def _of_quant(quant, KIND: tl.constexpr, ZERO: tl.constexpr):
     """What a quant stands for, without its scale."""
     if KIND == "e2m1":
-        return _e2m1(quant.to(tl.int32))
-    return quant.to(tl.float32) - ZERO
+        value = _e2m1(quant.to(tl.int32))
+    else:
+        value = quant.to(tl.float32) - ZERO
+    return value
 
 
 @triton.jit
@@ -74,6 +76,46 @@ def _with_group(
 
 
 @triton.jit
+def _powers(exponents):
+    """2^(e - 127) of e8m0 bytes; NaN for 255."""
+    wide = exponents.to(tl.int32)
+    bits = tl.where(wide == 0, 0x00400000, wide << 23)
+    return tl.where(wide == 255, 0x7FC00000, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _with_mxfp4(
+    sums, x_row, row_here, elements, scales, weight_row, output_here, start,
+    INPUTS: tl.constexpr, STEP: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """sums and the products of STEP inputs. An e2m1 times a power of two is a bfloat16, so the scales go with the
+    elements: by the device's own scaled product or conversion where ROUNDED."""
+    HALF: tl.constexpr = STEP // 2
+    place = start // 2 + tl.arange(0, HALF)
+    inside = (place < INPUTS // 2)[None, :]
+    byte_at = elements + weight_row[:, None] * (INPUTS // 2) + place[None, :]
+    byte = tl.load(byte_at, mask=output_here[:, None] & inside, other=0)
+    if ROUNDED:
+        input_ = start + tl.arange(0, STEP)
+        x_mask = row_here[:, None] & (input_ < INPUTS)[None, :]
+        x_tile = tl.load(x_row + input_[None, :], mask=x_mask, other=0.0).to(tl.bfloat16)
+        group = start // 32 + tl.arange(0, STEP // 32)
+        scale_at = scales + weight_row[:, None] * (INPUTS // 32) + group[None, :]
+        scale = tl.load(scale_at, mask=output_here[:, None] & (group < INPUTS // 32)[None, :], other=127)
+        sums = tl.dot_scaled(x_tile, None, "bf16", tl.trans(byte), scale, "e2m1", sums)
+    else:
+        x_mask = row_here[:, None] & inside
+        even = tl.load(x_row + 2 * place[None, :], mask=x_mask, other=0.0)
+        odd = tl.load(x_row + 2 * place[None, :] + 1, mask=x_mask, other=0.0)
+        scale_at = scales + weight_row[:, None] * (INPUTS // 32) + (place // 16)[None, :]
+        scale = _powers(tl.load(scale_at, mask=output_here[:, None] & inside, other=127))
+        low, high = _e2m1((byte & 15).to(tl.int32)) * scale, _e2m1((byte >> 4).to(tl.int32)) * scale
+        sums = tl.dot(even, tl.trans(low), sums, input_precision=PRECISION)
+        sums = tl.dot(odd, tl.trans(high), sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit
 def products(
     x_row, row_here, elements, weight_row, output_here, high, scales, minima, units, minimum_units, begin, stop,
     INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ZERO: tl.constexpr,
@@ -100,6 +142,11 @@ def products(
                 part = tl.dot(x_tile, tl.trans(w_tile), input_precision=PRECISION)
                 scale = _scale(scales, units, weight_row, output_here, step, INPUTS, GROUP, UNIT)
                 sums += part * scale[None, :]
+        elif KIND == "mxfp4":
+            sums = _with_mxfp4(
+                sums, x_row, row_here, elements, scales, weight_row, output_here, start,
+                INPUTS, STEP, ROUNDED, PRECISION,
+            )  # fmt: skip
         else:
             place = start + tl.arange(0, HALF)
             first_x = tl.load(x_row + place[None, :], mask=row_here[:, None], other=0.0).to(OPERAND)

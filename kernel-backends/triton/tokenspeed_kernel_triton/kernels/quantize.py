@@ -11,9 +11,11 @@ def _quantised(value, scale, EIGHT_BIT_FLOAT: tl.constexpr):
     quotient = value / tl.where(scale == 0.0, 1.0, scale)
     quotient = tl.minimum(tl.maximum(quotient, -LARGEST), LARGEST)
     if EIGHT_BIT_FLOAT:
-        return quotient.to(tl.float8e4nv)
-    # adding and taking away 1.5 * 2^23 rounds to the nearest integer
-    return ((quotient + 12582912.0) - 12582912.0).to(tl.int8)
+        result = quotient.to(tl.float8e4nv)
+    else:
+        # adding and taking away 1.5 * 2^23 rounds to the nearest integer
+        result = ((quotient + 12582912.0) - 12582912.0).to(tl.int8)
+    return result
 
 
 @triton.jit(do_not_specialize=["width", "blocks"])
