@@ -43,10 +43,11 @@ def planes_of(rows: int, columns: int) -> Iterator[tuple[str, Planes]]:
     yield "gguf_q5_0", Planes("quants", 32, shape, **plain, zero=16, **high)
     yield "gguf_q5_1", Planes("quants", 32, shape, **plain, minima=_of(*groups[32]), **high)
     yield "gguf_mxfp4", Planes("mxfp4", 32, shape, nibbles, scales=eights[32])
-    sixteen, in_row = {"elements": nibbles, "half": 16, "units": _of(rows, 1), "unit": columns}, groups[16]
+    in_row = groups[16]
+    floats = _of(*in_row, dtype=torch.float8_e4m3fn)
     yield (
         "nvfp4, float8_e4m3fn scales",
-        Planes("e2m1", 16, shape, scales=_of(*in_row, dtype=torch.float8_e4m3fn), **sixteen),
+        Planes("nvfp4", 16, shape, nibbles, scales=floats, units=_of(rows, 1), unit=columns),
     )
     above = {"elements": nibbles, "units": units, "unit": 256, "minimum_units": units}
     yield "gguf_q2_k", Planes("quants", 16, shape, half=16, scales=eights[16], minima=eights[16], **above)

@@ -205,7 +205,7 @@ def linear_tile(architecture: str, tokens: int, weight: str, rounded: bool) -> L
     pairs, amd = weight == "pairs", architecture.startswith("gfx")
     rows = row_blocks(tokens, min(64, _MOST_ROWS[architecture]) if pairs else _MOST_ROWS[architecture])
     few = rows <= _FEW_ROWS
-    columns = 32 if few or (pairs and amd) else 128 if weight in ("dense", "light") else 64
+    columns = 32 if few or (pairs and amd) else 128 if weight in ("dense", "light", "float4") else 64
     stages = _LINEAR_STAGES[architecture] if weight == "dense" or few else 1
     warps = 8 if rows > 64 or (pairs and not few and not amd) else 4
     return LinearTile(rows, columns, 64, warps, stages)

@@ -18,8 +18,11 @@ from tokenspeed_kernel.signature import WEIGHT_FORMATS
 DENSE = ("float32", "bfloat16", "float16")
 QUANTISED = tuple(name for name in WEIGHT_FORMATS if name not in DENSE)
 
-MXFP4_STEP = 128
-"""Inputs that a step of the loop takes of "mxfp4": four groups, whose scales go with the elements."""
+FLOAT4 = ("mxfp4", "nvfp4")
+"""Kinds whose scales go with the elements."""
+
+FLOAT4_STEP = 128
+"""Inputs that a step of the loop takes where scales go with the elements: several groups."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +31,19 @@ class Planes:
 
     Attributes:
         kind: "dense"; "eight", elements of 8 bits; "quants", unsigned integers; "e2m1"; "mxfp4", e2m1 under powers of
-            two, which bfloat16 takes with them.
+            two, and "nvfp4", e2m1 under e4m3, which bfloat16 takes with them.
         group: elements under one scale; 0 for dense weights.
         elements: [N, K]; of "quants" and "e2m1" uint8 [N, K / 2], of which each ``half`` bytes hold, in their low
-            nibbles, ``half`` elements, in their high ones the next; of "mxfp4" each byte holds two neighbours.
+            nibbles, ``half`` elements, in their high ones the next; of these two each byte holds neighbours.
         half: see elements; a group, or half of one.
         zero: the quant that stands for 0.
         high_bits: of a quant above its nibble: 0, 1 or 2.
         high: those, uint8 [N, bytes]: byte i of each ``half`` holds, from the lowest bits on, those of the elements i,
             i + half, i + 2 half and so on.
-        scales: [N, K / group], float32, or of 8 bits in units of ``units``; of "mxfp4" e8m0 as uint8.
+        scales: [N, K / group], float32, or of 8 bits in units of ``units``; of "mxfp4" e8m0 as uint8, of "nvfp4" e4m3.
         minima: likewise, added to every element of a group.
         units, minimum_units: float [N, K / unit].
-        unit: elements under one unit; 0 without units.
+        unit: elements under one unit; 0 without units. Of "nvfp4" a row has one unit.
     """
 
     kind: str
@@ -59,10 +62,12 @@ class Planes:
 
     @property
     def burden(self) -> str:
-        """What a step has to hold: "dense" elements; "mxfp4" ones with their scales; the "light" ones of a group;
+        """What a step has to hold: "dense" elements; "float4" ones with their scales; the "light" ones of a group;
         "heavy" ones, with minima, high bits or 128 of them; "pairs" of groups."""
-        if self.kind in ("dense", "mxfp4"):
-            return self.kind
+        if self.kind == "dense":
+            return "dense"
+        if self.kind in FLOAT4:
+            return "float4"
         if self.half == self.group:
             return "pairs"
         heavy = self.minima is not None or self.high is not None or self.group > 32
@@ -80,7 +85,7 @@ class Planes:
             "INPUTS": self.shape[1],
             "KIND": self.kind,
             "GROUP": group,
-            "STEP": 2 * self.half if self.half else MXFP4_STEP if self.kind == "mxfp4" else group,
+            "STEP": 2 * self.half if self.half else FLOAT4_STEP if self.kind in FLOAT4 else group,
             "ZERO": self.zero,
             "HIGH_BITS": self.high_bits,
             "HIGH_WIDTH": 0 if self.high is None else self.high.shape[1],
@@ -157,12 +162,13 @@ def _of_k_blocks(name: str, shape: tuple[int, int], blocks: torch.Tensor) -> Pla
 
 def _of_nvfp4(shape: tuple[int, int], blocks: torch.Tensor) -> Planes:
     """Groups of 16 under an e4m3 scale; the float32 over all is kept once a row where all blocks of a row agree."""
-    units, unit = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1), 64
-    if bool((units == units[:, :1]).all()):
-        units, unit = units[:, :1].contiguous(), shape[1]
+    units = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
     scales = blocks[..., 4:8].contiguous().view(torch.float8_e4m3fn).view(shape[0], -1)
+    if bool((units == units[:, :1]).all()):
+        nibbles = _neighbours(blocks[..., 8:].unflatten(-1, (2, 16)).flatten(1, 2), shape)
+        return Planes("nvfp4", 16, shape, nibbles, scales=scales, units=units[:, :1].contiguous(), unit=shape[1])
     nibbles = blocks[..., 8:].contiguous().view(shape[0], shape[1] // 2)
-    return Planes("e2m1", 16, shape, nibbles, 16, scales=scales, units=units, unit=unit)
+    return Planes("e2m1", 16, shape, nibbles, 16, scales=scales, units=units, unit=64)
 
 
 def _floats(blocks: torch.Tensor, at: int) -> torch.Tensor:

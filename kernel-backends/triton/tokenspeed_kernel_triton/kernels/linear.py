@@ -84,34 +84,38 @@ def _powers(exponents):
 
 
 @triton.jit
-def _with_mxfp4(
+def _with_float4(
     sums, x_row, row_here, elements, scales, weight_row, output_here, start,
-    INPUTS: tl.constexpr, STEP: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ROUNDED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """sums and the products of STEP inputs. An e2m1 times a power of two is a bfloat16, so the scales go with the
-    elements: by the device's own scaled product or conversion where ROUNDED."""
-    HALF: tl.constexpr = STEP // 2
-    place = start // 2 + tl.arange(0, HALF)
+    """sums and the products of STEP inputs. An e2m1 times a power of two, or times an e4m3, is a bfloat16, so scales go
+    with the elements: "mxfp4" by the device's own scaled product or conversion where ROUNDED."""
+    place = start // 2 + tl.arange(0, STEP // 2)
     inside = (place < INPUTS // 2)[None, :]
-    byte_at = elements + weight_row[:, None] * (INPUTS // 2) + place[None, :]
-    byte = tl.load(byte_at, mask=output_here[:, None] & inside, other=0)
-    if ROUNDED:
+    w_mask, x_mask = output_here[:, None] & inside, row_here[:, None] & inside
+    byte = tl.load(elements + weight_row[:, None] * (INPUTS // 2) + place[None, :], mask=w_mask, other=0)
+    scale_row = scales + weight_row[:, None] * (INPUTS // GROUP)
+    if KIND == "mxfp4" and ROUNDED:
         input_ = start + tl.arange(0, STEP)
         x_mask = row_here[:, None] & (input_ < INPUTS)[None, :]
         x_tile = tl.load(x_row + input_[None, :], mask=x_mask, other=0.0).to(tl.bfloat16)
-        group = start // 32 + tl.arange(0, STEP // 32)
-        scale_at = scales + weight_row[:, None] * (INPUTS // 32) + group[None, :]
-        scale = tl.load(scale_at, mask=output_here[:, None] & (group < INPUTS // 32)[None, :], other=127)
+        group = start // GROUP + tl.arange(0, STEP // GROUP)
+        scale_mask = output_here[:, None] & (group < INPUTS // GROUP)[None, :]
+        scale = tl.load(scale_row + group[None, :], mask=scale_mask, other=127)
         sums = tl.dot_scaled(x_tile, None, "bf16", tl.trans(byte), scale, "e2m1", sums)
     else:
-        x_mask = row_here[:, None] & inside
-        even = tl.load(x_row + 2 * place[None, :], mask=x_mask, other=0.0)
-        odd = tl.load(x_row + 2 * place[None, :] + 1, mask=x_mask, other=0.0)
-        scale_at = scales + weight_row[:, None] * (INPUTS // 32) + (place // 16)[None, :]
-        scale = _powers(tl.load(scale_at, mask=output_here[:, None] & inside, other=127))
+        OPERAND: tl.constexpr = tl.bfloat16 if ROUNDED else tl.float32
+        even = tl.load(x_row + 2 * place[None, :], mask=x_mask, other=0.0).to(OPERAND)
+        odd = tl.load(x_row + 2 * place[None, :] + 1, mask=x_mask, other=0.0).to(OPERAND)
+        scale = tl.load(scale_row + (place // (GROUP // 2))[None, :], mask=w_mask, other=0.0)
+        if KIND == "mxfp4":
+            scale = _powers(scale)
+        else:
+            scale = scale.to(tl.float32)
         low, high = _e2m1((byte & 15).to(tl.int32)) * scale, _e2m1((byte >> 4).to(tl.int32)) * scale
-        sums = tl.dot(even, tl.trans(low), sums, input_precision=PRECISION)
-        sums = tl.dot(odd, tl.trans(high), sums, input_precision=PRECISION)
+        sums = tl.dot(even, tl.trans(low.to(OPERAND)), sums, input_precision=PRECISION)
+        sums = tl.dot(odd, tl.trans(high.to(OPERAND)), sums, input_precision=PRECISION)
     return sums
 
 
@@ -142,10 +146,10 @@ def products(
                 part = tl.dot(x_tile, tl.trans(w_tile), input_precision=PRECISION)
                 scale = _scale(scales, units, weight_row, output_here, step, INPUTS, GROUP, UNIT)
                 sums += part * scale[None, :]
-        elif KIND == "mxfp4":
-            sums = _with_mxfp4(
+        elif KIND == "mxfp4" or KIND == "nvfp4":
+            sums = _with_float4(
                 sums, x_row, row_here, elements, scales, weight_row, output_here, start,
-                INPUTS, STEP, ROUNDED, PRECISION,
+                INPUTS, KIND, GROUP, STEP, ROUNDED, PRECISION,
             )  # fmt: skip
         else:
             place = start + tl.arange(0, HALF)
@@ -174,6 +178,8 @@ def products(
                     sums, part, second_sum, scales, minima, units, minimum_units, weight_row, output_here,
                     2 * step + 1, INPUTS, GROUP, MINIMUM, UNIT,
                 )  # fmt: skip
+    if KIND == "nvfp4":
+        sums *= tl.load(units + weight_row, mask=output_here, other=0.0)[None, :]
     return sums
 
 
