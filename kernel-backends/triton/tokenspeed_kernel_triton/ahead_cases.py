@@ -7,6 +7,7 @@ import torch
 
 from tokenspeed_kernel_triton import elementwise, paged_attention, rotary, sampling
 from tokenspeed_kernel_triton.ahead_entries import entry_launches
+from tokenspeed_kernel_triton.ahead_recurrent_cases import recurrent_launches
 from tokenspeed_kernel_triton.ahead_weights import mixture_launches, product_launches
 from tokenspeed_kernel_triton.loading import Launch
 from tokenspeed_kernel_triton.paged_attention import Reads
@@ -117,6 +118,7 @@ def launches() -> Named:
     yield from grouped_launches()
     yield from latent_launches()
     yield from row_launches()
+    yield from recurrent_launches()
     yield from sampling_launches()
     yield from product_launches()
     yield from mixture_launches()

@@ -229,3 +229,43 @@ def float32_products(kind: str, architecture: str) -> str:
 def row_blocks(rows: int, most: int) -> int:
     """Rows of a matrix tile for ``rows`` pairs of a token and a head: a power of two from 16 to ``most``."""
     return max(16, min(most, 1 << max(0, rows - 1).bit_length()))
+
+
+@dataclass(frozen=True)
+class DeltaTile:
+    """How the gated delta rule is cut.
+
+    Attributes:
+        chunk: tokens whose updates are solved for at a time: 16, 32 or 64.
+        values, walk_warps: columns of a state that a block takes through a row's chunks, and its warps.
+        warps: of a block that solves a chunk.
+        step_values, step_warps: of a block that goes token by token.
+        precision: of products of float32.
+    """
+
+    chunk: int
+    values: int
+    walk_warps: int
+    warps: int
+    step_values: int
+    step_warps: int
+    precision: str
+
+
+# Chunk, columns, warps through the chunks, warps that solve one. On NVIDIA three products of TF32 take operands twice.
+_DELTA: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
+    {
+        "sm_80": (32, 16, 8, 8),
+        "sm_86": (32, 16, 8, 8),
+        "sm_90": (64, 16, 8, 8),
+        "sm_100": (64, 32, 8, 8),
+        "sm_120": (32, 16, 8, 8),
+        "gfx942": (32, 32, 4, 4),
+        "gfx950": (64, 32, 4, 4),
+    }
+)
+
+
+def delta_tile(architecture: str) -> DeltaTile:
+    """The tile of the rule, made for keys and values of 128 elements."""
+    return DeltaTile(*_DELTA[architecture], 16, 2, float32_products("delta", architecture))

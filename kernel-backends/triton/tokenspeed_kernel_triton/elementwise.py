@@ -1,4 +1,4 @@
-"""norm.rms, norm.fused_add_rms and the activations on the device; contracts in tokenspeed_kernel.ops.
+"""norm.rms, norm.fused_add_rms, norm.gated_rms and the activations on the device; contracts in tokenspeed_kernel.ops.
 
 Each row is computed by programs of its own, so its bits depend on no other row.
 """
@@ -46,6 +46,26 @@ def rms(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) ->
 def fused_add_rms(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
     """norm.fused_add_rms."""
     _norm(x, residual, weight, eps, out)
+
+
+def gated_rms_of(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, silu: bool, out: torch.Tensor
+) -> Launch:
+    """The launch of a norm of heads under a gate."""
+    rows, heads, width = x.shape
+    block = 1 << (width - 1).bit_length()
+    share = max(1, min(STRETCH // block, 1 << (heads - 1).bit_length()))
+    constants = {"WIDTH": width, "SILU": silu, "BLOCK_H": share, "BLOCK": block}
+    arguments = (x, gate, weight, out, gate.stride(0), heads, float(eps))
+    return Launch("elementwise", "gated_rms", (rows, -(-heads // share)), arguments, constants)
+
+
+def gated_rms(
+    x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, silu: bool, out: torch.Tensor
+) -> None:
+    """norm.gated_rms."""
+    if x.numel():
+        gated_rms_of(x, gate, weight, eps, silu, out).run()
 
 
 def gated_of(

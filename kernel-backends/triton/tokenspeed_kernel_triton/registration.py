@@ -5,6 +5,9 @@ from itertools import product, starmap
 from typing import Any
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE, GATED_ACTIVATIONS
+from tokenspeed_kernel.ops.causal_conv import CONV_SIGNATURE
+from tokenspeed_kernel.ops.gated_delta import DECAYS, DELTA_SIGNATURE
+from tokenspeed_kernel.ops.gated_norm import GATES
 from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.mla_tiling import TILE_ROWS
@@ -16,7 +19,16 @@ from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_triton import attention, elementwise, linear, moe, rotary, sampling
+from tokenspeed_kernel_triton import (
+    attention,
+    elementwise,
+    gated_delta_chunks,
+    linear,
+    moe,
+    recurrent,
+    rotary,
+    sampling,
+)
 from tokenspeed_kernel_triton.configs import PROCESSORS
 from tokenspeed_kernel_triton.paged_attention import workspace_bytes
 from tokenspeed_kernel_triton.planes import QUANTISED
@@ -27,6 +39,9 @@ from tokenspeed_kernel_triton.requirement import TritonRequirement
 SOLUTION = "triton"
 ROUNDED_SOLUTION = "triton_bf16"
 """Attention and products whose operands are rounded to bfloat16: chosen only where the caller allows it."""
+
+CHUNKED_SOLUTION = "triton_chunked"
+"""The rule over chunks of tokens: a token's bits hang on its chunk, so the objective determinism does not take it."""
 
 COMPILED_ONLY = "compiled_only"
 """Tag of a kernel that was compiled for GPUs and run by the interpreter, and has never run on a GPU."""
@@ -72,6 +87,7 @@ def _register(
     *,
     solution: str = SOLUTION,
     by_row: bool = False,
+    band: Band = Band.PORTABLE,
     workspace: Callable[[Mapping[str, Any]], int] | None = None,
 ) -> None:
     """``by_row``: each row is computed alone, so its bits depend on no other."""
@@ -84,7 +100,7 @@ def _register(
         capability=TritonRequirement(),
         signatures=signatures,
         traits=traits or {},
-        band=Band.PORTABLE,
+        band=band,
         workspace=workspace,
         tags=frozenset({"deterministic", COMPILED_ONLY, *(("row_invariant",) if by_row else ())}),
     )
@@ -125,6 +141,8 @@ def _register_attention() -> None:
 def _register_rows() -> None:
     for operation, kernel in (("norm.rms", elementwise.rms), ("norm.fused_add_rms", elementwise.fused_add_rms)):
         _register(operation, kernel, frozenset({NORM_SIGNATURE}), by_row=True)
+    gates: dict[str, TraitBound] = {"gate": one_of(*GATES)}
+    _register("norm.gated_rms", elementwise.gated_rms, frozenset({NORM_SIGNATURE}), gates, by_row=True)
     for mode in (
         "silu_and_mul",
         "gelu_tanh_and_mul",
@@ -176,6 +194,21 @@ def _register_mixtures() -> None:
     _register("moe.experts", moe.make_rounded_experts, rounded, rounding, solution=ROUNDED_SOLUTION)
 
 
+def _register_recurrent() -> None:
+    widths: dict[str, TraitBound] = {"width": Range(2, recurrent.MAX_WIDTH), "biased": one_of(False, True)}
+    _register("recurrent.causal_conv", recurrent.causal_conv, frozenset({CONV_SIGNATURE}), widths, by_row=True)
+    rule: dict[str, TraitBound] = {
+        "key_dim": Range(1, recurrent.MAX_KEY_DIM),
+        "value_dim": Range(1),
+        "v_per_k": Range(1),
+        "decay": one_of(*DECAYS),
+    }
+    taken = frozenset({DELTA_SIGNATURE})
+    _register("recurrent.gated_delta", recurrent.gated_delta, taken, rule, by_row=True)
+    chunks = gated_delta_chunks.gated_delta
+    _register("recurrent.gated_delta", chunks, taken, rule, solution=CHUNKED_SOLUTION, band=Band.PERFORMANT)
+
+
 def _register_sampling() -> None:
     for mode in ("sample", "apply_penalties", "apply_token_mask", "logprobs", "has_nan"):
         _register(f"sampling.{mode}", getattr(sampling, mode), frozenset({SAMPLING_SIGNATURE}), by_row=True)
@@ -185,6 +218,7 @@ def register() -> None:
     """Registers every kernel of this package."""
     _register_attention()
     _register_rows()
+    _register_recurrent()
     _register_sampling()
     _register_products()
     _register_mixtures()

@@ -5,10 +5,19 @@ import triton.language as tl
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     """1 / (1 + exp(-x)); the exponential of a number below 0 cannot overflow."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0.0, 1.0, small) / (1.0 + small)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), as accurate as exp(-|x|) is."""
+    small = tl.exp(-tl.abs(x))
+    above = 1.0 + small
+    logarithm = tl.where(above == 1.0, small, tl.log(above) * (small / tl.where(above == 1.0, 1.0, above - 1.0)))
+    return tl.maximum(x, 0.0) + logarithm
 
 
 @triton.jit
@@ -29,6 +38,28 @@ def rms(x, residual, weight, out, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     tl.store(out + row + place, value * factor * tl.load(weight + place, mask=here, other=0.0), mask=here)
 
 
+@triton.jit(do_not_specialize=["heads"])
+def gated_rms(
+    x, gate, weight, out, gate_stride, heads, eps,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = rms(x) * weight * f(gate), head by head of WIDTH elements. Grid: (rows, groups of BLOCK_H heads).
+
+    Heads are held whole: out may be x.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    place = tl.arange(0, BLOCK)
+    here = (head < heads)[:, None] & (place < WIDTH)[None, :]
+    at = head[:, None] * WIDTH + place[None, :]
+    value = tl.load(x + row * heads * WIDTH + at, mask=here, other=0.0)
+    g = tl.load(gate + row * gate_stride + at, mask=here, other=0.0)
+    factor = 1.0 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
+    scale = tl.load(weight + place, mask=place < WIDTH, other=0.0)
+    opened = sigmoid(g) * g if SILU else sigmoid(g)
+    tl.store(out + row * heads * WIDTH + at, value * factor[:, None] * scale[None, :] * opened, mask=here)
+
+
 @triton.jit(do_not_specialize=["width"])
 def gated(gate, up, out, gate_stride, up_stride, width, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """out = activation(gate) * up, KIND as in tokenspeed_kernel.ops.activation. Grid: (rows, stretches of BLOCK)."""
@@ -38,16 +69,16 @@ def gated(gate, up, out, gate_stride, up_stride, width, alpha, limit, KIND: tl.c
     g = tl.load(gate + row * gate_stride + place, mask=here, other=0.0)
     u = tl.load(up + row * up_stride + place, mask=here, other=0.0)
     if KIND == "silu":
-        result = g * _sigmoid(g) * u
+        result = g * sigmoid(g) * u
     elif KIND == "gelu_tanh":
-        result = g * _sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g)) * u
+        result = g * sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g)) * u
     else:
         # a NaN stays one
         g = tl.minimum(g, limit, propagate_nan=tl.PropagateNan.ALL)
         u = tl.maximum(
             tl.minimum(u, limit, propagate_nan=tl.PropagateNan.ALL), -limit, propagate_nan=tl.PropagateNan.ALL
         )
-        result = g * _sigmoid(alpha * g) * (u + 1.0) if KIND == "clamped_swiglu" else g * _sigmoid(g) * u
+        result = g * sigmoid(alpha * g) * (u + 1.0) if KIND == "clamped_swiglu" else g * sigmoid(g) * u
     tl.store(out + row * width + place, result, mask=here)
 
 
@@ -59,7 +90,7 @@ def sigmoid_gate(x, gate, out, gate_stride, width, share, BLOCK: tl.constexpr):
     here = place < width
     g = tl.load(gate + row * gate_stride + place // share, mask=here, other=0.0)
     value = tl.load(x + row * width + place, mask=here, other=0.0)
-    tl.store(out + row * width + place, value * _sigmoid(g), mask=here)
+    tl.store(out + row * width + place, value * sigmoid(g), mask=here)
 
 
 @triton.jit(do_not_specialize=["width"])

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton.kernels.elementwise import softplus
 from tokenspeed_kernel_triton.kernels.linear import products
 from tokenspeed_kernel_triton.kernels.paged_attention import ragged_row
 
@@ -18,10 +19,7 @@ def _scores(logits, here, SCORING: tl.constexpr):
     small = tl.exp(-tl.abs(logits))
     if SCORING == "sigmoid":
         return tl.where(logits >= 0.0, 1.0, small) / (1.0 + small)
-    # log(1 + small) as accurately as small itself is
-    above = 1.0 + small
-    logarithm = tl.where(above == 1.0, small, tl.log(above) * (small / tl.where(above == 1.0, 1.0, above - 1.0)))
-    return tl.sqrt(tl.maximum(logits, 0.0) + logarithm)
+    return tl.sqrt(softplus(logits))
 
 
 @triton.jit
