@@ -19,6 +19,7 @@ from tokenspeed_kernel.numerics import (
     sampling_cases,
     scaling_cases,
     sparse_cases,
+    verify_cases,
 )
 from tokenspeed_kernel.numerics.cases import AnyOf, Buffers, Case, Close, Exact, register_cases
 from tokenspeed_kernel.numerics.verify import Report, verify_all, verify_kernel
@@ -50,5 +51,6 @@ __all__ = [
     "scaling_cases",
     "sparse_cases",
     "verify_all",
+    "verify_cases",
     "verify_kernel",
 ]

@@ -40,24 +40,22 @@ class Draw:
 
 def acceptable_draws(logits: list[float], draw: Draw) -> list[int]:
     """The ids that ``draw`` may give for one row, by the words of ops/sampling.py: one, or a few at an edge."""
-    if draw.top_k == 1:
-        return [logits.index(max(logits))]
-    divided = (torch.tensor(logits) / torch.tensor(draw.temperature, dtype=torch.float32)).tolist()
-    order = sorted(range(len(divided)), key=lambda token: (-divided[token], token))
-    order = order[: draw.top_k] if draw.top_k else order
-    weights = [math.exp(divided[token] - divided[order[0]]) for token in order]
-    accepted: set[int] = set()
-    for shift in (-_EDGE, 0.0, _EDGE):
-        accepted.add(order[_drawn(weights, draw, shift)])
-    return sorted(accepted)
+    return sorted({_drawn(kept_weights(logits, draw, shift), draw, shift) for shift in (-_EDGE, 0.0, _EDGE)})
 
 
 def _float32(value: float) -> float:
     return float(torch.tensor(value, dtype=torch.float32))
 
 
-def _drawn(weights: list[float], draw: Draw, shift: float) -> int:
-    """Index of the drawn candidate, with every comparison shifted by a share of what it compares with."""
+def kept_weights(logits: list[float], draw: Draw, shift: float) -> dict[int, float]:
+    """The candidates that are kept, in order, and their weights, with every comparison shifted by a share of what it
+    compares with."""
+    if draw.top_k == 1:
+        return {logits.index(max(logits)): 1.0}
+    divided = (torch.tensor(logits) / torch.tensor(draw.temperature, dtype=torch.float32)).tolist()
+    order = sorted(range(len(divided)), key=lambda token: (-divided[token], token))
+    order = order[: draw.top_k] if draw.top_k else order
+    weights = [math.exp(divided[token] - divided[order[0]]) for token in order]
     total, kept = math.fsum(weights), len(weights)
     if draw.top_p < 1.0:
         running, kept = 0.0, 0
@@ -66,13 +64,18 @@ def _drawn(weights: list[float], draw: Draw, shift: float) -> int:
             kept += 1
     if draw.min_p > 0.0:
         kept = max(1, sum(weight >= _float32(draw.min_p) * (1.0 + shift) for weight in weights[:kept]))
-    target = uniform(draw.seed, draw.choice, draw.position) * math.fsum(weights[:kept]) * (1.0 + shift)
+    return dict(zip(order[:kept], weights, strict=False))
+
+
+def _drawn(kept: dict[int, float], draw: Draw, shift: float) -> int:
+    """The drawn candidate of those that are kept."""
+    target = uniform(draw.seed, draw.choice, draw.position) * math.fsum(kept.values()) * (1.0 + shift)
     running = 0.0
-    for index in range(kept):
-        running += weights[index]
+    for token, weight in kept.items():
+        running += weight
         if running >= target:
-            return index
-    return kept - 1
+            return token
+    return list(kept)[-1]
 
 
 def _sample_case(name: str, logits: torch.Tensor, draws: list[Draw]) -> Case:

@@ -33,6 +33,7 @@ from tokenspeed_kernel.ops.sampling import (
 from tokenspeed_kernel.ops.scaling import bind_scale_rows
 from tokenspeed_kernel.ops.sparse import bind_index_prologue, bind_index_select, bind_mla_selected
 from tokenspeed_kernel.ops.table_route import bind_table_route
+from tokenspeed_kernel.ops.verify import bind_verify, bind_verify_proposals
 
 __all__ = [
     "bind_add",
@@ -75,5 +76,7 @@ __all__ = [
     "bind_sigmoid_gate",
     "bind_silu_and_mul",
     "bind_table_route",
+    "bind_verify",
+    "bind_verify_proposals",
     "bind_write",
 ]

@@ -99,11 +99,12 @@ def _mix(h: int) -> int:
     return h ^ h >> 31
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """The uniform number of the module's words, a float32 value in (0, 1]."""
+def uniform(seed: int, choice: int, position: int, *more: int) -> float:
+    """The uniform number of the module's words, a float32 value in (0, 1]; ``more`` numbers are mixed in as position
+    is, for further ones of the same token (verify.py)."""
     h = _mix((seed & _MASK) + _GOLDEN & _MASK)
-    h = _mix((h ^ choice & _MASK) + _GOLDEN & _MASK)
-    h = _mix((h ^ position & _MASK) + _GOLDEN & _MASK)
+    for number in (choice, position, *more):
+        h = _mix((h ^ number & _MASK) + _GOLDEN & _MASK)
     return float((torch.tensor(h >> 40, dtype=torch.float32) + 0.5) * 2.0**-24)
 
 
@@ -118,21 +119,29 @@ def _candidates(z: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor
     return ordered.values[:top_k], ids[ordered.indices[:top_k]]
 
 
-def _draw(z: torch.Tensor, top_k: int, top_p: float, min_p: float, u: float) -> int:
-    """Steps 2 to 6 of the module's words for one row z [V]."""
+def kept_candidates(z: torch.Tensor, top_k: int, top_p: float, min_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps 2 to 5 of the module's words for one row z [V]: the ids that are kept, in order, and their weights float64.
+    Only the first where the largest z is infinite."""
     values, ids = _candidates(torch.where(torch.isnan(z), -torch.inf, z), top_k)
     if not torch.isfinite(values[0]):
-        return int(ids[0])
+        return ids[:1], torch.ones_like(values[:1], dtype=torch.float64)
     weights = torch.exp(values.double() - values[0].double())
-    running = torch.cumsum(weights, dim=0)
     kept = weights.shape[0]
     if top_p < 1.0:
+        running = torch.cumsum(weights, dim=0)
         # running is ascending, so this counts the candidates whose predecessor has not reached the mass
         kept = int((running[:-1] < top_p * running[-1]).sum()) + 1
     if min_p > 0.0:
         kept = min(kept, max(1, int((weights >= min_p).sum())))
-    drawn = int((running[:kept] < u * running[kept - 1]).sum())
-    return int(ids[min(drawn, kept - 1)])
+    return ids[:kept], weights[:kept]
+
+
+def _draw(z: torch.Tensor, top_k: int, top_p: float, min_p: float, u: float) -> int:
+    """Steps 2 to 6 of the module's words for one row z [V]."""
+    ids, weights = kept_candidates(z, top_k, top_p, min_p)
+    running = torch.cumsum(weights, dim=0)
+    drawn = int((running < u * running[-1]).sum())
+    return int(ids[min(drawn, ids.shape[0] - 1)])
 
 
 @register_kernel(_reference_spec("sample"))

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def sigmoid(x):
+def _sigmoid(x):
     """1 / (1 + exp(-x)); the exponential of a number below 0 cannot overflow."""
     small = tl.exp(-tl.abs(x))
     return tl.where(x >= 0.0, 1.0, small) / (1.0 + small)
@@ -56,7 +56,7 @@ def gated_rms(
     g = tl.load(gate + row * gate_stride + at, mask=here, other=0.0)
     factor = 1.0 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
     scale = tl.load(weight + place, mask=place < WIDTH, other=0.0)
-    opened = sigmoid(g) * g if SILU else sigmoid(g)
+    opened = _sigmoid(g) * g if SILU else _sigmoid(g)
     tl.store(out + row * heads * WIDTH + at, value * factor[:, None] * scale[None, :] * opened, mask=here)
 
 
@@ -69,16 +69,16 @@ def gated(gate, up, out, gate_stride, up_stride, width, alpha, limit, KIND: tl.c
     g = tl.load(gate + row * gate_stride + place, mask=here, other=0.0)
     u = tl.load(up + row * up_stride + place, mask=here, other=0.0)
     if KIND == "silu":
-        result = g * sigmoid(g) * u
+        result = g * _sigmoid(g) * u
     elif KIND == "gelu_tanh":
-        result = g * sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g)) * u
+        result = g * _sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g)) * u
     else:
         # a NaN stays one
         g = tl.minimum(g, limit, propagate_nan=tl.PropagateNan.ALL)
         u = tl.maximum(
             tl.minimum(u, limit, propagate_nan=tl.PropagateNan.ALL), -limit, propagate_nan=tl.PropagateNan.ALL
         )
-        result = g * sigmoid(alpha * g) * (u + 1.0) if KIND == "clamped_swiglu" else g * sigmoid(g) * u
+        result = g * _sigmoid(alpha * g) * (u + 1.0) if KIND == "clamped_swiglu" else g * _sigmoid(g) * u
     tl.store(out + row * width + place, result, mask=here)
 
 
@@ -90,7 +90,7 @@ def sigmoid_gate(x, gate, out, gate_stride, width, share, BLOCK: tl.constexpr):
     here = place < width
     g = tl.load(gate + row * gate_stride + place // share, mask=here, other=0.0)
     value = tl.load(x + row * width + place, mask=here, other=0.0)
-    tl.store(out + row * width + place, value * sigmoid(g), mask=here)
+    tl.store(out + row * width + place, value * _sigmoid(g), mask=here)
 
 
 @triton.jit(do_not_specialize=["width"])

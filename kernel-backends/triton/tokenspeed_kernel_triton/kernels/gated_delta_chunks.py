@@ -14,7 +14,7 @@ without its own token is of the next token's logarithm on, not a sum with a part
 import triton
 import triton.language as tl
 
-from tokenspeed_kernel_triton.kernels.elementwise import sigmoid
+from tokenspeed_kernel_triton.kernels.elementwise import _sigmoid
 from tokenspeed_kernel_triton.kernels.paged_attention import ragged_row
 from tokenspeed_kernel_triton.kernels.recurrent import log_decays
 
@@ -93,7 +93,7 @@ def pairs(
     q_tile = _unit(q, token, here, q_stride, key_head, eps, KEY, BLOCK_K) * KEY**-0.5
     k_tile = _unit(k, token, here, k_stride, key_head, eps, KEY, BLOCK_K)
     logs = _logarithms(decay, bias, head_rate, token, here, decay_stride, head, key, KEY, CHANNEL)
-    share = sigmoid(tl.load(beta + token * beta_stride + head, mask=here, other=0.0))
+    share = _sigmoid(tl.load(beta + token * beta_stride + head, mask=here, other=0.0))
 
     own, looked = tl.zeros([BLOCK, BLOCK], tl.float32), tl.zeros([BLOCK, BLOCK], tl.float32)
     later = tl.zeros_like(logs)
@@ -170,7 +170,7 @@ def solve(
             square = tl.dot(below, below, input_precision=PRECISION)
             inverse = tl.dot(square, inverse, inverse, input_precision=PRECISION)
         inverse = tl.dot(below, inverse, inverse, input_precision=PRECISION)
-    inverse *= sigmoid(tl.load(beta + token * beta_stride + head, mask=here, other=0.0))[None, :]
+    inverse *= _sigmoid(tl.load(beta + token * beta_stride + head, mask=here, other=0.0))[None, :]
 
     key_head = (head // PER_KEY) * KEY
     length = _length(k, token, here, k_stride, key_head, eps, KEY, BLOCK_K)

@@ -6,7 +6,7 @@ Offsets into the state are 64 bits: a pool may be larger than 2^31 elements. Blo
 import triton
 import triton.language as tl
 
-from tokenspeed_kernel_triton.kernels.elementwise import sigmoid, softplus
+from tokenspeed_kernel_triton.kernels.elementwise import _sigmoid, softplus
 from tokenspeed_kernel_triton.kernels.paged_attention import ragged_row
 
 
@@ -50,7 +50,7 @@ def causal_conv(
         factor = tl.load(weight + place * channels + channel, mask=channel < channels, other=0.0)
         sums += factor[None, :] * value
     out_at = out + (first + token).to(tl.int64)[:, None] * channels + channel[None, :]
-    tl.store(out_at, sums * sigmoid(sums), mask=here & (token < tokens)[:, None])
+    tl.store(out_at, sums * _sigmoid(sums), mask=here & (token < tokens)[:, None])
 
     if (begin == 0) & (target > 0):
         slot = tl.arange(0, BLOCK_W)[:, None]
@@ -116,7 +116,7 @@ def gated_delta(
         else:
             raw = tl.load(decay + token * decay_stride + head) + tl.load(bias + head)
             matrix = matrix * tl.exp(-head_rate * softplus(raw))
-        share = sigmoid(tl.load(beta + token * beta_stride + head))
+        share = _sigmoid(tl.load(beta + token * beta_stride + head))
         update = share * (v_row - tl.sum(k_row[:, None] * matrix, 0))
         matrix += k_row[:, None] * update[None, :]
         out_at = out + token * (HEADS * VALUE) + value_at

@@ -24,7 +24,7 @@ def _ordered(z):
 
 
 @triton.jit
-def _value_of(order):
+def value_of(order):
     """The float of an order."""
     return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -95,7 +95,7 @@ def _cut_at(row, width, temperature, highest, top, cut_value, cut_id, min_p, tar
     above = _mass(row, width, temperature, highest, cut_value, cut_id, min_p, low + 1, BLOCK)
     last_id = tl.where(low == cut_value, cut_id, width - 1)
     equals = _count(row, width, temperature, low, low, last_id, BLOCK)
-    weight = tl.exp(_value_of(low.to(tl.int32)).to(tl.float64) - highest)
+    weight = tl.exp(value_of(low.to(tl.int32)).to(tl.float64) - highest)
     nth = tl.ceil((target - above) / weight).to(tl.int32)
     nth = tl.minimum(tl.maximum(nth, 1), equals)
     return low.to(tl.int32), _nth_of_equals(row, width, temperature, low, nth, BLOCK)
@@ -111,12 +111,71 @@ def _mixed(h):
 
 
 @triton.jit
-def _uniform(seed, choice, position):
-    """The float32 in (0, 1] of the contract, from the hash of the three numbers."""
+def hashed(seed, choice, position):
+    """The hash of the three numbers."""
     h = _mixed(seed.to(tl.uint64) + _GOLDEN)
     h = _mixed((h ^ choice.to(tl.int64).to(tl.uint64)) + _GOLDEN)
-    h = _mixed((h ^ position.to(tl.int64).to(tl.uint64)) + _GOLDEN)
+    return _mixed((h ^ position.to(tl.int64).to(tl.uint64)) + _GOLDEN)
+
+
+@triton.jit
+def further(h, number):
+    """The hash with one more number."""
+    return _mixed((h ^ number.to(tl.int64).to(tl.uint64)) + _GOLDEN)
+
+
+@triton.jit
+def share_of(h):
+    """The float32 in (0, 1] of a hash."""
     return ((h >> 40).to(tl.int32).to(tl.float32) + 0.5) * 5.9604644775390625e-08
+
+
+@triton.jit
+def best_of(row, width, temperature, BLOCK: tl.constexpr):
+    """The order of the largest candidate, and the lowest id that has it."""
+    best = tl.full([BLOCK], -9223372036854775808, tl.int64)
+    for start in range(0, width, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        order = _ordered(_values(row, place, width, temperature)).to(tl.int64)
+        # of equal ones the lowest id: it is subtracted below the order's bits
+        best = tl.maximum(best, tl.where(place < width, (order << 32) - place, best))
+    highest_key = tl.max(best, 0)
+    top = ((highest_key + 4294967295) >> 32).to(tl.int32)
+    return top, ((top.to(tl.int64) << 32) - highest_key).to(tl.int32)
+
+
+@triton.jit
+def kept_of(row, width, temperature, highest, top, top_k, top_p, BLOCK: tl.constexpr):
+    """The last candidate, as (order, id), that top-k and top-p keep."""
+    cut_value = top * 0 - 2147483647
+    cut_id = width - 1
+    if (top_k > 0) & (top_k < width):
+        low = cut_value.to(tl.int64)
+        high = top.to(tl.int64) + 1
+        while high - low > 1:
+            middle = (low + high) >> 1
+            if _count(row, width, temperature, middle, _HIGHEST, width, BLOCK) >= top_k:
+                low = middle
+            else:
+                high = middle
+        above = _count(row, width, temperature, low + 1, _HIGHEST, width, BLOCK)
+        cut_value = low.to(tl.int32)
+        cut_id = _nth_of_equals(row, width, temperature, low, top_k - above, BLOCK)
+    if top_p < 1.0:
+        none = highest * 0.0
+        everything = cut_value.to(tl.int64)
+        total = _mass(row, width, temperature, highest, cut_value, cut_id, none, everything, BLOCK)
+        target = top_p.to(tl.float64) * total
+        cut_value, cut_id = _cut_at(row, width, temperature, highest, top, cut_value, cut_id, none, target, BLOCK)
+    return cut_value, cut_id
+
+
+@triton.jit
+def drawn_of(row, width, temperature, highest, top, cut_value, cut_id, min_p, u, BLOCK: tl.constexpr):
+    """The id of the first kept candidate at which the summed weights reach the share ``u`` of all."""
+    total = _mass(row, width, temperature, highest, cut_value, cut_id, min_p, cut_value.to(tl.int64), BLOCK)
+    _, drawn = _cut_at(row, width, temperature, highest, top, cut_value, cut_id, min_p, u * total, BLOCK)
+    return drawn
 
 
 @triton.jit(do_not_specialize=["width"])
@@ -130,45 +189,16 @@ def sample(
     top_k = tl.load(top_ks + index)
     if top_k == 1:
         temperature = temperature * 0.0 + 1.0  # greedy is by the logits themselves
-    best = tl.full([BLOCK], -9223372036854775808, tl.int64)
-    for start in range(0, width, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        order = _ordered(_values(row, place, width, temperature)).to(tl.int64)
-        # of equal ones the lowest id: it is subtracted below the order's bits
-        best = tl.maximum(best, tl.where(place < width, (order << 32) - place, best))
-    highest_key = tl.max(best, 0)
-    top = ((highest_key + 4294967295) >> 32).to(tl.int32)
-    first = ((top.to(tl.int64) << 32) - highest_key).to(tl.int32)
-    z_max = _value_of(top)
-    drawn = first
+    top, drawn = best_of(row, width, temperature, BLOCK)
+    z_max = value_of(top)
     if (top_k != 1) & (tl.abs(z_max) != float("inf")):
         highest = z_max.to(tl.float64)
-        cut_value = top * 0 - 2147483647
-        cut_id = width - 1
-        if (top_k > 0) & (top_k < width):
-            low = cut_value.to(tl.int64)
-            high = top.to(tl.int64) + 1
-            while high - low > 1:
-                middle = (low + high) >> 1
-                if _count(row, width, temperature, middle, _HIGHEST, width, BLOCK) >= top_k:
-                    low = middle
-                else:
-                    high = middle
-            above = _count(row, width, temperature, low + 1, _HIGHEST, width, BLOCK)
-            cut_value = low.to(tl.int32)
-            cut_id = _nth_of_equals(row, width, temperature, low, top_k - above, BLOCK)
-        top_p = tl.load(top_ps + index)
-        none = highest * 0.0
-        everything = cut_value.to(tl.int64)
-        if top_p < 1.0:
-            total = _mass(row, width, temperature, highest, cut_value, cut_id, none, everything, BLOCK)
-            target = top_p.to(tl.float64) * total
-            cut_value, cut_id = _cut_at(row, width, temperature, highest, top, cut_value, cut_id, none, target, BLOCK)
+        cut_value, cut_id = kept_of(row, width, temperature, highest, top, top_k, tl.load(top_ps + index), BLOCK)
         min_p = tl.load(min_ps + index).to(tl.float64)
-        total = _mass(row, width, temperature, highest, cut_value, cut_id, min_p, cut_value.to(tl.int64), BLOCK)
-        target = _uniform(tl.load(seeds + index), tl.load(choices + index), tl.load(positions + index)).to(tl.float64)
-        target = target * total
-        _, drawn = _cut_at(row, width, temperature, highest, top, cut_value, cut_id, min_p, target, BLOCK)
+        u = share_of(hashed(tl.load(seeds + index), tl.load(choices + index), tl.load(positions + index))).to(
+            tl.float64
+        )
+        drawn = drawn_of(row, width, temperature, highest, top, cut_value, cut_id, min_p, u, BLOCK)
     tl.store(out + index, drawn)
 
 
