@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from tokenspeed.layers.kernels import KernelBinder
+from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.resolved import Activations
 from tokenspeed_kernel import ops
+from tokenspeed_kernel.numerics.weights import random_weight
+from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
 from tokenspeed_kernel.quantized import QuantizedTensor
 
@@ -36,3 +39,34 @@ def test_each_weight_is_asked_for_with_its_rounding(
     linear(x, ours)
     expected(x, theirs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("environment", ["", "fp4"])
+def test_four_bits_meet_weights_of_four_bits_and_no_others(monkeypatch: pytest.MonkeyPatch, environment: str) -> None:
+    monkeypatch.setenv(ACTIVATIONS_VARIABLE, environment)
+    generator = torch.Generator().manual_seed(0)
+    binder = KernelBinder({}, activations="auto" if environment else "fp4")
+    binder.linear(QuantizedTensor.from_dense(torch.randn(8, 64), "dense"), None)
+    binder.linear(random_weight("nvfp4", 8, 64, generator).weight, None, exact=True)
+    with pytest.raises(
+        CheckpointError, match=r"m\.gguf: activations are fp4, but no weight in it is stored as gguf_mxfp4"
+    ):
+        binder.refuse_unused_activations("m.gguf")
+    binder.linear(random_weight("nvfp4", 8, 64, generator).weight, None)
+    assert binder.chosen["gemm.linear"].endswith(" + reference_gemm_linear_fp4")
+    binder.refuse_unused_activations("m.gguf")
+
+
+def test_experts_of_two_formats_keep_their_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ACTIVATIONS_VARIABLE, raising=False)
+    generator = torch.Generator().manual_seed(0)
+    mixed = [
+        random_weight("nvfp4", 2 * 2 * 64, 64, generator).weight,
+        random_weight("float32", 2 * 64, 64, generator).weight,
+    ]
+    alike = [mixed[0], random_weight("nvfp4", 2 * 64, 64, generator).weight]
+    binder = KernelBinder({}, activations="fp4")
+    binder.experts(*mixed, None, None, GatedActivation("silu"))
+    assert "fp4" not in binder.chosen["moe.experts"]
+    binder.experts(*alike, None, None, GatedActivation("silu"))
+    assert "reference_moe_experts_fp4" in binder.chosen["moe.experts"]

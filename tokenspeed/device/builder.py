@@ -118,6 +118,7 @@ def build_device_side(
         parts, workspace_bytes = _assemble(
             config, placement, model_config, family, weights, layout, size, kernels, communication, dispatch
         )
+    kernels.refuse_unused_activations(config.model.path or "random weights")
     log_start_report(selections)
     report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
     host, storage = _tiers(config, placement, layout, kernels, communication)

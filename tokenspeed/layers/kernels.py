@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.resolved import Activations
 from tokenspeed_kernel import ops
 from tokenspeed_kernel.binding import Bound, present_objective
+from tokenspeed_kernel.fp4_rows import FP4_FORMATS
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
 from tokenspeed_kernel.ops.moe import Routing
@@ -70,7 +72,8 @@ class KernelBinder:
     """One engine's choice of kernels.
 
     ``activations``: what products may round their inputs to; "auto" is bfloat16 for weights, and caches, in bfloat16
-    (what such a model computes in where it was trained), else float32. TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
+    (what such a model computes in where it was trained), else float32. "fp4" counts for weights whose elements have
+    four bits; the others are served as by "auto". TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
     ``around``: put around each kernel, where someone has to know of its calls.
 
     Attributes:
@@ -93,6 +96,21 @@ class KernelBinder:
     def of_the_forward(self) -> tuple[KernelSpec, ...]:
         """Every kernel bound so far but those that sample."""
         return tuple(spec for spec in self._specs if spec.family != "sampling")
+
+    def refuse_unused_activations(self, where: str) -> None:
+        """Raises CheckpointError where activations of four bits were asked for and no weight of ``where`` takes them.
+
+        Call it once everything is bound.
+        """
+        if self._asked == "fp4" and not any(_takes_fp4(spec) for spec in self._specs):
+            raise CheckpointError(
+                f"{where}: activations are fp4, but no weight in it is stored as {' or '.join(sorted(FP4_FORMATS))}; "
+                "take an NVFP4 or MXFP4 checkpoint of the model, or set activations to auto"
+            )
+
+    @property
+    def _asked(self) -> str:
+        return os.environ.get(ACTIVATIONS_VARIABLE) or self._activations
 
     def _keep(self, bound: Bound) -> Kernel:
         operation, name = bound.spec.operation, bound.spec.name
@@ -135,17 +153,20 @@ class KernelBinder:
                 gate_up_bias,
                 down_bias,
                 activation,
-                activations=self._rounding(gate_up.format),
+                activations=self._rounding(gate_up.format, down.format),
                 override=self._overrides.get("moe.experts"),
             )
         )
 
-    def _rounding(self, stored: str) -> str | None:
+    def _rounding(self, *stored: str) -> str | None:
         """What may be rounded to meet what is ``stored`` so; None leaves it to the environment."""
-        if os.environ.get(ACTIVATIONS_VARIABLE):
+        if self._asked == "fp4":
+            if stored[0] in FP4_FORMATS and len(set(stored)) == 1:
+                return "fp4"
+        elif os.environ.get(ACTIVATIONS_VARIABLE):
             return None
-        if self._activations == "auto":
-            return "bfloat16" if stored == "bfloat16" else "float32"
+        if self._asked in ("auto", "fp4"):
+            return "bfloat16" if stored[0] == "bfloat16" else "float32"
         return self._activations
 
     def embedding(self, weight: QuantizedTensor) -> Kernel:
@@ -409,6 +430,11 @@ class KernelBinder:
     def has_nan(self) -> Kernel:
         """``fn(logits, out bool [S])``."""
         return self._keep(ops.bind_has_nan(override=self._overrides.get("sampling.has_nan")))
+
+
+def _takes_fp4(spec: KernelSpec) -> bool:
+    bound = spec.traits.get("activations")
+    return bound is not None and bound.admits("fp4")
 
 
 def _reads(bound: Bound, page: int) -> Bound:

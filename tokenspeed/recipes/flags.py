@@ -52,7 +52,7 @@ FLAGS: tuple[Flag, ...] = (
         "--activations",
         "activations",
         "text",
-        "input of products: auto, float32, bfloat16, int16 or int8",
+        "input of products: auto, float32, bfloat16, int16, int8 or fp4",
     ),
     Flag("--seed", "seed", "integer", "seed for requests that give none; 0 draws one"),
     Flag("--drain-seconds", "drain_s", "number", "how long SIGTERM waits for open streams"),

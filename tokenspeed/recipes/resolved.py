@@ -12,7 +12,7 @@ GIB = 1 << 30
 DEVICE_FRACTION = 0.9
 """The part of a device's memory that a rank takes where the recipe does not say."""
 
-Activations = Literal["auto", "float32", "bfloat16", "int16", "int8"]
+Activations = Literal["auto", "float32", "bfloat16", "int16", "int8", "fp4"]
 """What products may round their inputs to; "auto" is bfloat16 for weights, and caches, in bfloat16, else float32."""
 
 
@@ -167,7 +167,7 @@ class ResolvedConfig(_Frozen):
         kernels: op to the name of a kernel or solution that the operator insists on.
         enforce: "latency", "throughput", "determinism" or "portability".
         activations: what products may round their inputs to; "auto" follows the weight or the cache: bfloat16 to
-            bfloat16, others not at all.
+            bfloat16, others not at all; "fp4" quantises what meets weights of four bits, and refuses a model without.
         seed: default seed source for requests that give none (0: from the operating system).
         drain_s: how long SIGTERM waits for open streams.
         env: environment for the engine process.

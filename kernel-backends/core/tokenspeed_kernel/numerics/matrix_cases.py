@@ -1,10 +1,12 @@
 """Cases of gemm.linear, gemm.head_linear and embedding.lookup."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from tokenspeed_kernel.fp4_rows import FP4_GROUP
 from tokenspeed_kernel.gguf_blocks import BLOCK_ELEMENTS, split_last
 from tokenspeed_kernel.numerics.cases import (
     UNIT_ROUNDOFF,
@@ -16,6 +18,7 @@ from tokenspeed_kernel.numerics.cases import (
     Outputs,
     register_cases,
 )
+from tokenspeed_kernel.numerics.fp4_inputs import FP4_SUMS, fp4_inputs
 from tokenspeed_kernel.numerics.weights import RandomWeight, random_weight
 from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.quantized import QuantizedTensor
@@ -63,7 +66,7 @@ def _linear_case(
     name: str, x: torch.Tensor, random: RandomWeight, bias: torch.Tensor | None, activations: str = "float32"
 ) -> Case:
     n, k = random.weight.shape
-    rounding = UNIT_ROUNDOFF[torch.bfloat16] if activations == "bfloat16" else 0.0
+    rounding = {"bfloat16": UNIT_ROUNDOFF[torch.bfloat16], "fp4": FP4_SUMS}.get(activations, 0.0)
 
     def call(fn: KernelFunction, buffers: Buffers) -> Outputs:
         out = buffers.output("out", (x.shape[0], n), torch.float32)
@@ -82,6 +85,8 @@ def _linear_case(
         taken, slack = x.double(), torch.zeros(1, k).double()
         if activations in _LEVELS:
             taken, slack = _quantised(taken, activations)
+        elif activations == "fp4":
+            taken, slack = fp4_inputs(taken, FP4_GROUP[random.weight.format])
         exact = taken @ random.values.T
         size = taken.abs() @ random.magnitude.T
         if bias is not None:
@@ -96,11 +101,14 @@ def _linear_case(
 def linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Odd sizes, no rows, one row, one output, many rows; with and without a bias; and inputs of very different
     sizes. With bfloat16 weights all of it again for kernels that may round their inputs to bfloat16, with blocks for
-    those too and for those that quantise them."""
+    those too and for those that quantise them; with blocks of e2m1 also for those that quantise them so, and with rows
+    that such have a rule of their own for."""
     format_name = _FORMAT_NAMES[signature["weight"]]
-    roundings = ("bfloat16", *_LEVELS) if format_name in BLOCK_ELEMENTS else ()
+    roundings: tuple[str, ...] = ("bfloat16", *_LEVELS) if format_name in BLOCK_ELEMENTS else ()
     if format_name == "bfloat16":
         roundings = ("bfloat16",)
+    elif format_name in FP4_GROUP:
+        roundings += ("fp4",)
     for name, rows, n, k, with_bias in _LINEAR_SHAPES:
         k = _whole_blocks(format_name, k)
         random = random_weight(format_name, n, k, generator)
@@ -115,6 +123,38 @@ def linear_cases(signature: FormatSignature, generator: torch.Generator) -> Iter
     yield _linear_case("inputs over sixteen decades", x, random, None)
     for activations in roundings:
         yield _linear_case(f"inputs over sixteen decades, rounded to {activations}", x, random, None, activations)
+    if format_name in FP4_GROUP:
+        yield from _fp4_cases(format_name, generator)
+
+
+def _fp4_cases(format_name: str, generator: torch.Generator) -> Iterator[Case]:
+    """Zeros, ties between elements and between scales, blocks that vanish beside their neighbours, the largest floats
+    and rows that are too small for a scale; and rows that are not finite, which say so."""
+    random = random_weight(format_name, 40, 192, generator)
+    x = torch.randn(9, 192, generator=generator)
+    x[0] = 0.0
+    x[1] = torch.randint(-28, 29, (192,), generator=generator) * 0.25
+    x[2, :96] *= 1e-6
+    x[3] *= 2.0**-101
+    x[4] *= 2.0**-95
+    x[5] *= 2.0**120
+    x[6, ::16] = torch.linspace(3.0, 7.0, 12)
+    x[7] = x[7].sign() * 2688.0
+    x[8, 64:] = 0.0
+    yield _linear_case("rows of every size, fp4", x, random, torch.randn(40, generator=generator), "fp4")
+    x = torch.randn(3, 192, generator=generator)
+    x[1, 70], x[2, 191] = torch.nan, -torch.inf
+    case = _linear_case("rows that are not finite, fp4", x.nan_to_num(0.0, 0.0, 0.0), random, None, "fp4")
+
+    def expect() -> dict[str, Expectation]:
+        sound = case.expect()["out"]
+        assert isinstance(sound, Close)
+        value = sound.value.clone()
+        value[1:] = torch.nan
+        return {"out": Close(value, sound.bound)}
+
+    spoilt = _linear_case(case.name, x, random, None, "fp4")
+    yield replace(spoilt, expect=expect)
 
 
 def _head_linear_case(name: str, x: torch.Tensor, spare: int, random: RandomWeight, skipped: int) -> Case:

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from tokenspeed_kernel.fp4_rows import FP4_GROUP
 from tokenspeed_kernel.numerics.cases import (
     UNIT_ROUNDOFF,
     Buffers,
@@ -16,6 +17,7 @@ from tokenspeed_kernel.numerics.cases import (
     Outputs,
     register_cases,
 )
+from tokenspeed_kernel.numerics.fp4_inputs import FP4_SUMS, fp4_inputs
 from tokenspeed_kernel.numerics.weights import RandomWeight, random_weight
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.moe import SUM_FLOOR, Routing
@@ -199,7 +201,17 @@ class _Layer:
 
     @property
     def _rounding(self) -> float:
+        if self.activations == "fp4":
+            return FP4_SUMS
         return 0.0 if self.activations == "float32" else UNIT_ROUNDOFF[getattr(torch, self.activations)]
+
+    def _taken(self, x: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a product makes of x [K] that is off by ``error`` before it multiplies it, and how far that is off."""
+        if self.activations != "fp4":
+            return x, error
+        group = FP4_GROUP[self.gate_up.weight.format]
+        value, slack = fp4_inputs(x.unsqueeze(0), group, error.unsqueeze(0))
+        return value[0], slack[0]
 
     @property
     def hidden(self) -> int:
@@ -213,11 +225,13 @@ class _Layer:
         """Float64 output [H] of an expert for one token x [H], and the error that float32 may make."""
         hidden, width = self.hidden, self.intermediate
         rows = slice(expert * 2 * width, (expert + 1) * 2 * width)
+        x, _ = self._taken(x, torch.zeros_like(x))
         inner, size = self.gate_up.values[rows] @ x, self.gate_up.magnitude[rows] @ x.abs()
         if self.gate_up_bias is not None:
             inner, size = inner + self.gate_up_bias[expert].double(), size + self.gate_up_bias[expert].double().abs()
         error = (self._rounding + _ROUNDOFF * (hidden**0.5 + 8.0)) * size
         middle, middle_error = self._activate(inner[:width], inner[width:], error[:width], error[width:])
+        middle, middle_error = self._taken(middle, middle_error)
         rows = slice(expert * hidden, (expert + 1) * hidden)
         result, size = self.down.values[rows] @ middle, self.down.magnitude[rows] @ middle.abs()
         inherited = self.down.magnitude[rows] @ middle_error
@@ -328,7 +342,8 @@ def _experts_inputs(
 
 def experts_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Odd sizes, no rows, experts without tokens, padding, every activation, biases; two different weight formats
-    once. With bfloat16 weights all of it again for kernels that may round what goes into the products."""
+    once. With bfloat16 weights all of it again for kernels that may round what goes into the products, with those of
+    four bits for kernels that quantise it so."""
     gate_up, down = _FORMAT_NAMES[signature["gate_up"]], _FORMAT_NAMES[signature["down"]]
     shapes = _EXPERTS_SHAPES if gate_up == down else _EXPERTS_SHAPES[:1]
     for shape in shapes:
@@ -336,6 +351,8 @@ def experts_cases(signature: FormatSignature, generator: torch.Generator) -> Ite
         yield _experts_case(shape.name, layer, *inputs)
         if gate_up == down == "bfloat16":
             yield _experts_case(f"{shape.name}, rounded", replace(layer, activations="bfloat16"), *inputs)
+        elif gate_up == down and gate_up in FP4_GROUP:
+            yield _experts_case(f"{shape.name}, fp4", replace(layer, activations="fp4"), *inputs)
 
 
 register_cases("moe.route", route_cases)

@@ -26,6 +26,11 @@ largest magnitude over 127 ("int8") or over 127 * 128 ("int16"), and each become
 at the middle); all become 0 where the largest is below 2^-100, and a NaN or an infinity makes every result of its token
 NaN. So a result is off by at most the sum over the columns of the weight's magnitude times half their scale. Here too
 a kernel takes the one or the other only.
+
+Under "fp4", for weights whose elements are e2m1 (fp4_rows.FP4_FORMATS), x is quantised as fp4_rows.py says, exactly so,
+and the result lies within 2^-12 of the sum of its terms' absolute values: matrix instructions shift the terms that they
+add to one exponent and drop what falls off. Who asks for it gets it: no kernel leaves x wider instead, the reference
+computes it where no other does, and other weights are refused.
 """
 
 import os
@@ -34,16 +39,17 @@ from collections.abc import Callable
 import torch
 
 from tokenspeed_kernel.binding import Bound, bind
+from tokenspeed_kernel.fp4_rows import FP4_FORMATS, quantise_rows
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
 from tokenspeed_kernel.selection import SelectionError
 from tokenspeed_kernel.signature import FLOAT32, WEIGHT_FORMATS, FormatSignature, TensorFormat
-from tokenspeed_kernel.traits import OneOf, Range, TraitDeclaration, TraitValue, size_trait
+from tokenspeed_kernel.traits import OneOf, Range, TraitDeclaration, TraitValue, one_of, size_trait
 
 ACTIVATIONS_VARIABLE = "TOKENSPEED_KERNEL_ACTIVATIONS"
 """Environment: the ``activations`` of every product whose caller says none."""
 
-ACTIVATIONS = ("float32", "bfloat16", "int8", "int16")
+ACTIVATIONS = ("float32", "bfloat16", "int8", "int16", "fp4")
 
 LINEAR = declare_operation(
     Operation(
@@ -110,6 +116,30 @@ def make_reference_linear(
     return linear
 
 
+@register_kernel(
+    KernelSpec(
+        name="reference_gemm_linear_fp4",
+        family="gemm",
+        mode="linear",
+        solution="reference",
+        signatures=frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in FP4_FORMATS),
+        traits={"n": Range(0), "k": Range(1), "activations": one_of("fp4")},
+        band=Band.REFERENCE,
+        tags=frozenset({"deterministic"}),
+    )
+)
+def make_reference_fp4_linear(
+    weight: QuantizedTensor, bias: torch.Tensor | None
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """gemm.linear with activations in four bits, by PyTorch."""
+    multiply = make_reference_linear(weight, bias)
+
+    def linear(x: torch.Tensor, out: torch.Tensor) -> None:
+        multiply(quantise_rows(x, weight.format).values(), out)
+
+    return linear
+
+
 @register_kernel(_reference_spec("head_linear"))
 def make_reference_head_linear(
     weight: QuantizedTensor, heads: int, skipped: int
@@ -133,6 +163,16 @@ def allowed_activations(activations: str | None) -> str:
     return allowed
 
 
+def check_fp4(*weights: QuantizedTensor) -> None:
+    """Raises ValueError, naming the weight, where products with it cannot take activations of four bits."""
+    for weight in weights:
+        if weight.format not in FP4_FORMATS:
+            raise ValueError(
+                f"{weight.source}: activations are fp4, but the weight is {weight.format}; only weights in "
+                f"{' or '.join(sorted(FP4_FORMATS))} multiply activations of four bits: leave activations at auto"
+            )
+
+
 def bind_linear(
     weight: QuantizedTensor,
     bias: torch.Tensor | None,
@@ -143,22 +183,27 @@ def bind_linear(
     """Chooses and makes ``fn(x [T, K] float32, out [T, N] float32)`` for this weight and bias (float32 [N] or None).
 
     activations: what x may be rounded to, one of ACTIVATIONS; None: what TOKENSPEED_KERNEL_ACTIVATIONS says, else
-    "float32". Where no kernel rounds so with this weight, or the override names one that does not, nothing is rounded.
+    "float32". Where no kernel rounds so with this weight, or the override names one that does not, nothing is rounded;
+    but of "fp4".
 
-    Raises SelectionError where nothing takes the weight, ValueError where the bias does not fit it or ``activations``
-    is unknown.
+    Raises SelectionError where nothing takes the weight, ValueError where the bias does not fit it, ``activations`` is
+    unknown, or it is "fp4" and the weight has other elements.
     """
     n, k = weight.shape
     if bias is not None and (bias.dtype != torch.float32 or tuple(bias.shape) != (n,)):
         raise ValueError(f"{weight.source}: its bias must be float32 [{n}], got {bias.dtype} {list(bias.shape)}")
     allowed = allowed_activations(activations)
     signature, bound = linear_signature(weight.tensor_format), {"weight": weight, "bias": bias}
+    if allowed == "fp4":
+        check_fp4(weight)
     if allowed != "float32":
         try:
             traits: dict[str, TraitValue] = {"n": n, "k": k, "activations": allowed}
             return bind("gemm", "linear", signature, traits, override=override, bound=bound)
         except SelectionError:
-            pass  # nothing rounds here
+            if allowed == "fp4":
+                raise
+            # nothing rounds here
     return bind("gemm", "linear", signature, {"n": n, "k": k}, override=override, bound=bound)
 
 

@@ -35,7 +35,7 @@ experts
 
 Roles of route: logits, output; traits: experts, top_k, scoring, corrected, grouped. Roles of experts: input, gate_up,
 down, output; traits: hidden (H), intermediate (I), activation, biased, and activations: what goes into both products is
-rounded to (see gemm.py).
+rounded to (see gemm.py). Under "fp4" both weights have one format, and what was activated is quantised as x is.
 """
 
 from collections.abc import Callable
@@ -44,13 +44,23 @@ from dataclasses import dataclass
 import torch
 
 from tokenspeed_kernel.binding import Bound, bind
+from tokenspeed_kernel.fp4_rows import FP4_FORMATS, quantise_rows
 from tokenspeed_kernel.ops.activation import GATED_ACTIVATIONS, GatedActivation
-from tokenspeed_kernel.ops.gemm import allowed_activations
+from tokenspeed_kernel.ops.gemm import allowed_activations, check_fp4
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
 from tokenspeed_kernel.selection import SelectionError
 from tokenspeed_kernel.signature import FLOAT32, WEIGHT_FORMATS, FormatSignature, TensorFormat
-from tokenspeed_kernel.traits import OneOf, Range, TraitDeclaration, TraitValue, flag_trait, one_of, size_trait
+from tokenspeed_kernel.traits import (
+    OneOf,
+    Range,
+    TraitBound,
+    TraitDeclaration,
+    TraitValue,
+    flag_trait,
+    one_of,
+    size_trait,
+)
 
 SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus")
 SUM_FLOOR = 1e-20
@@ -151,6 +161,14 @@ EXPERTS = declare_operation(
 )
 
 
+_EXPERTS_TRAITS: dict[str, TraitBound] = {
+    "hidden": Range(1),
+    "intermediate": Range(1),
+    "activation": one_of(*GATED_ACTIVATIONS),
+    "biased": one_of(False, True),
+}
+
+
 def experts_signature(gate_up: TensorFormat, down: TensorFormat) -> FormatSignature:
     """The signature with float32 activations and these weight formats."""
     return FormatSignature.of(input=FLOAT32, gate_up=gate_up, down=down, output=FLOAT32)
@@ -224,12 +242,7 @@ def make_reference_route(
         signatures=frozenset(
             experts_signature(gate_up, down) for gate_up in WEIGHT_FORMATS.values() for down in WEIGHT_FORMATS.values()
         ),
-        traits={
-            "hidden": Range(1),
-            "intermediate": Range(1),
-            "activation": one_of(*GATED_ACTIVATIONS),
-            "biased": one_of(False, True),
-        },
+        traits=_EXPERTS_TRAITS,
         band=Band.REFERENCE,
         tags=frozenset({"deterministic"}),
     )
@@ -242,14 +255,51 @@ def make_reference_experts(
     activation: GatedActivation,
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """moe.experts by PyTorch: one expert after the other, its rows of the weights dequantised when a token needs it."""
+    return _reference_experts(gate_up, down, gate_up_bias, down_bias, activation, lambda x: x)
+
+
+@register_kernel(
+    KernelSpec(
+        name="reference_moe_experts_fp4",
+        family="moe",
+        mode="experts",
+        solution="reference",
+        signatures=frozenset(experts_signature(WEIGHT_FORMATS[name], WEIGHT_FORMATS[name]) for name in FP4_FORMATS),
+        traits={**_EXPERTS_TRAITS, "activations": one_of("fp4")},
+        band=Band.REFERENCE,
+        tags=frozenset({"deterministic"}),
+    )
+)
+def make_reference_fp4_experts(
+    gate_up: QuantizedTensor,
+    down: QuantizedTensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    activation: GatedActivation,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """moe.experts with activations in four bits, by PyTorch."""
+    return _reference_experts(
+        gate_up, down, gate_up_bias, down_bias, activation, lambda x: quantise_rows(x, gate_up.format).values()
+    )
+
+
+def _reference_experts(
+    gate_up: QuantizedTensor,
+    down: QuantizedTensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    activation: GatedActivation,
+    taken: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """``taken``: what the products make of rows before they multiply them."""
     hidden, intermediate = gate_up.shape[1], down.shape[1]
 
     def one(expert: int, x: torch.Tensor) -> torch.Tensor:
-        inner = x @ gate_up.rows(expert * 2 * intermediate, (expert + 1) * 2 * intermediate).dequantize().T
+        inner = taken(x) @ gate_up.rows(expert * 2 * intermediate, (expert + 1) * 2 * intermediate).dequantize().T
         if gate_up_bias is not None:
             inner += gate_up_bias[expert]
         gate, up = inner.chunk(2, dim=-1)
-        result = activation.apply(gate, up) @ down.rows(expert * hidden, (expert + 1) * hidden).dequantize().T
+        result = taken(activation.apply(gate, up)) @ down.rows(expert * hidden, (expert + 1) * hidden).dequantize().T
         return result if down_bias is None else result + down_bias[expert]
 
     def experts(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
@@ -292,7 +342,8 @@ def bind_experts(
 ) -> Bound:
     """Chooses and makes ``fn(x, ids, weights, out)``; ValueError where weights or biases do not fit each other.
 
-    activations: what goes into the products may be rounded to, as ``bind_linear`` has it.
+    activations: what goes into the products may be rounded to, as ``bind_linear`` has it; under "fp4" both weights have
+    one format, or nothing takes them.
     """
     hidden, intermediate = gate_up.shape[1], down.shape[1]
     experts = down.shape[0] // hidden
@@ -318,10 +369,14 @@ def bind_experts(
     }
     signature = experts_signature(gate_up.tensor_format, down.tensor_format)
     allowed = allowed_activations(activations)
+    if allowed == "fp4":
+        check_fp4(gate_up, down)
     if allowed != "float32":
         try:
             rounded = {**traits, "activations": allowed}
             return bind("moe", "experts", signature, rounded, override=override, bound=values)
         except SelectionError:
-            pass  # nothing rounds here
+            if allowed == "fp4":
+                raise
+            # nothing rounds here
     return bind("moe", "experts", signature, traits, override=override, bound=values)
