@@ -22,6 +22,7 @@ from tokenspeed_kernel.registry import Band, active_registry
 from tokenspeed_kernel_triton import configs, requirement
 from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY, attention_tile, row_blocks
 from tokenspeed_kernel_triton.device import compiling_for, nvidia_entry
+from tokenspeed_kernel_triton.fp4_registration import BlockScaledRequirement
 from tokenspeed_kernel_triton.paged_attention import cut_queries
 from tokenspeed_kernel_triton.registration import COMPILED_ONLY
 from tokenspeed_kernel_triton.requirement import TritonRequirement
@@ -34,7 +35,7 @@ def on(vendor: str, isa: str, architecture: tuple[int, int]):
 def test_every_kernel_says_that_it_has_not_run_on_a_gpu_and_does_not_run_here():
     load_plugins()
     ours = [k for k in active_registry().kernels() if k.origin.startswith("tokenspeed-appliance-kernel-triton")]
-    assert len(ours) == 56
+    assert len(ours) == 60
     for kernel in ours:
         assert kernel.spec.band in (Band.PORTABLE, Band.PERFORMANT) and kernel.spec.name.startswith("triton_")
         assert COMPILED_ONLY in kernel.spec.tags
@@ -178,3 +179,27 @@ def test_splits_are_bounded_and_shares_follow_the_contract():
     assert split_shares(10, 7) == (2, 5, 0) and split_shares(10, 4) == (3, 3, 1) and split_shares(0, 3) == (0, 0, 0)
     with pytest.raises(ValueError, match="cannot be cut into 0 splits"):
         split_shares(3, 0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "nvfp4", "mxfp4"),
+    [
+        (on("nvidia", "sm_100", (10, 0)), None, None),
+        (on("nvidia", "sm_120", (12, 0)), None, None),
+        (
+            on("nvidia", "sm_90", (9, 0)),
+            "needs architecture from (10, 0), this is (9, 0)",
+            "needs architecture from (10, 0)",
+        ),
+        (on("amd", "gfx950", (9, 5)), "gfx950 has no such instruction for these scales", None),
+        (on("amd", "gfx942", (9, 4)), "gfx942 has no such instruction", "gfx942 has no such instruction"),
+        (on("npu", "910b", (1, 0)), "runs on amd, nvidia; this is npu", "runs on amd, nvidia; this is npu"),
+    ],
+)
+def test_products_of_four_bits_run_where_instructions_take_their_scales(monkeypatch, platform, nvfp4, mxfp4):
+    monkeypatch.setattr(requirement, "find_spec", lambda name: object())
+    for told, reason in (
+        (BlockScaledRequirement(amd=False).refusal(platform), nvfp4),
+        (BlockScaledRequirement(amd=True).refusal(platform), mxfp4),
+    ):
+        assert (told is None) == (reason is None) and (reason or "") in (told or "")

@@ -3,7 +3,8 @@
 The interpreter of Triton 3.9 keeps bfloat16 as raw 16-bit integers: products and sums of them are products and sums of
 the bits, a rounding up drops the carry into the exponent, and 8-bit NaNs are lost. Here casts go through PyTorch,
 products widen their operands, and other arithmetic in such a type is refused, so that nothing is wrong in silence. Our
-kernels do not need it: they widen what they load and narrow what they multiply or store. A comparison of scalars gets
+kernels do not need it: they widen what they load and narrow what they multiply or store. Scales of blocks that are
+e4m3 (NVFP4) count as such; the interpreter takes every scale for a power of two. A comparison of scalars gets
 the type of a truth value, where the interpreter leaves it that of what was compared, so that it cannot be broadcast.
 """
 
@@ -68,8 +69,16 @@ class _Mended(interpreter.InterpreterBuilder):
         return result
 
 
+_power_of_two_scales = interpreter._dot_scaled_scale_to_f32
+
+
+def _scales(handle, compute_type):
+    return _widened(handle) if handle.dtype.scalar in _TORCH else _power_of_two_scales(handle, compute_type)
+
+
 def mend() -> None:
     """Puts the corrections in force, for the whole process; a second call changes nothing."""
     builder = interpreter.interpreter_builder
+    interpreter._dot_scaled_scale_to_f32 = _scales
     if type(builder) is interpreter.InterpreterBuilder:
         builder.__class__ = _Mended

@@ -33,6 +33,7 @@ from tokenspeed_kernel_triton import (
     verify,
 )
 from tokenspeed_kernel_triton.configs import PROCESSORS
+from tokenspeed_kernel_triton.fp4_registration import register_fp4
 from tokenspeed_kernel_triton.paged_attention import workspace_bytes
 from tokenspeed_kernel_triton.planes import QUANTISED
 from tokenspeed_kernel_triton.registration_entries import register_entries
@@ -236,3 +237,4 @@ def register() -> None:
     _register_mixtures()
     register_weights(_register)
     register_entries(_register)
+    register_fp4()

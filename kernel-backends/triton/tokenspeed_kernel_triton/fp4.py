@@ -1,0 +1,264 @@
+"""gemm.linear and moe.experts with weights and activations of four bits.
+
+Contracts are in tokenspeed_kernel.ops, how x is rounded in tokenspeed_kernel.fp4_rows.
+
+A weight is taken apart when it is bound: codes as instructions read them (neighbours in a byte), scales in a plane of
+their own, and for NVFP4 the float32 of a matrix once a row, for rows of several matrices may have been put together.
+Activations are quantised by a launch of their own before each product.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from tokenspeed_kernel.fp4_rows import FP4_GROUP
+from tokenspeed_kernel.ops.activation import GatedActivation
+from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
+from tokenspeed_kernel_triton import elementwise
+from tokenspeed_kernel_triton.configs import row_blocks
+from tokenspeed_kernel_triton.device import architecture_of, processors_of
+from tokenspeed_kernel_triton.loading import Launch
+from tokenspeed_kernel_triton.moe import by_expert, combine_of
+
+STRETCH = 1024
+"""Elements of a row that a program quantises at a time."""
+
+
+@dataclass(frozen=True)
+class Fp4Tile:
+    """How a product is cut.
+
+    Attributes:
+        tokens, outputs: of a tile.
+        depth: inputs of a step of the loop.
+        warps: of a block.
+        stages: of the loop's pipeline.
+    """
+
+    tokens: int
+    outputs: int
+    depth: int
+    warps: int
+    stages: int
+
+
+OUTPUTS = 128
+"""Of a tile, everywhere: the rows that tcgen05.mma takes."""
+
+_MOST_TOKENS: Mapping[str, int] = MappingProxyType({"sm_100": 128, "sm_120": 64, "gfx950": 128})
+_DEPTH: Mapping[str, int] = MappingProxyType({"sm_100": 256, "sm_120": 128, "gfx950": 256})
+_STAGES: Mapping[str, int] = MappingProxyType({"sm_100": 4, "sm_120": 3, "gfx950": 2})
+
+
+def fp4_tile(architecture: str, tokens: int) -> Fp4Tile:
+    """The tile of a product of ``tokens`` rows. None of these figures was measured; see configs.py."""
+    known = architecture if architecture in _DEPTH else "sm_100"  # the interpreter has no architecture of its own
+    block = row_blocks(tokens, _MOST_TOKENS[known])
+    return Fp4Tile(block, OUTPUTS, _DEPTH[known], 8 if block > 64 else 4, _STAGES[known])
+
+
+@dataclass(frozen=True)
+class Fp4Planes:
+    """A weight, or quantised rows, as the kernels take them.
+
+    Attributes:
+        group: elements under one scale: 16 (NVFP4) or 32 (MXFP4).
+        shape: (rows, columns) in elements.
+        codes: uint8 [rows, columns / 2]: the elements 2j and 2j + 1 in the low and the high half of byte j.
+        scales: uint8 [rows, columns / group], each an e4m3 (NVFP4) or an e8m0.
+        whole: float32 [rows], what all of a row is multiplied by; None for MXFP4.
+    """
+
+    group: int
+    shape: tuple[int, int]
+    codes: torch.Tensor
+    scales: torch.Tensor
+    whole: torch.Tensor | None
+
+
+def take_apart(weight: QuantizedTensor) -> Fp4Planes:
+    """The planes of an nvfp4 or gguf_mxfp4 weight, copies. Raises WeightError for other formats, and where the blocks
+    of a row have not all the same float32."""
+    if weight.format not in FP4_GROUP:
+        raise WeightError(f"{weight.source}: {weight.format} is none of {', '.join(sorted(FP4_GROUP))}")
+    rows, columns = weight.shape
+    blocks = weight.plane.view(rows, columns // weight.block_elements, -1)
+    header = 8 if weight.format == "nvfp4" else 1
+    # byte j of 16 holds the elements j and j + 16 of 32
+    packed = blocks[..., header:].reshape(rows, columns // 32, 16)
+    elements = torch.cat([packed & 15, packed >> 4], dim=-1).view(rows, columns // 2, 2)
+    codes = elements[..., 0] | (elements[..., 1] << 4)
+    if weight.format == "gguf_mxfp4":
+        return Fp4Planes(32, weight.shape, codes, blocks[..., 0].contiguous(), None)
+    whole = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
+    if bool((whole != whole[:, :1]).any()):
+        raise WeightError(f"{weight.source}: the blocks of a row have several float32 scales; put rows together only")
+    scales = blocks[..., 4:8].reshape(rows, columns // 16).contiguous()
+    return Fp4Planes(16, weight.shape, codes, scales, whole[:, 0].contiguous())
+
+
+def empty_rows(rows: int, columns: int, group: int, device: torch.device) -> Fp4Planes:
+    """Memory for quantised rows."""
+    return Fp4Planes(
+        group,
+        (rows, columns),
+        torch.empty(rows, columns // 2, dtype=torch.uint8, device=device),
+        torch.empty(rows, columns // group, dtype=torch.uint8, device=device),
+        torch.empty(rows, dtype=torch.float32, device=device) if group == 16 else None,
+    )
+
+
+def quantise_of(x: torch.Tensor, rows: Fp4Planes) -> Launch:
+    """The launch that quantises x float32 into ``rows``; many rows are a program each, few are cut."""
+    count, width = rows.shape
+    stretches = -(-width // STRETCH)
+    programs = 1 if count >= processors_of(x.device) else stretches
+    whole = x if rows.whole is None else rows.whole
+    arguments = (x, rows.codes, rows.scales, whole, stretches // programs)
+    constants = {"WIDTH": width, "GROUP": rows.group, "BLOCK": STRETCH}
+    return Launch("fp4", "quantise", (count, programs), arguments, constants)
+
+
+def quantised(x: torch.Tensor, group: int) -> Fp4Planes:
+    """x float32 [T, K] in four bits, on its device."""
+    rows = empty_rows(x.shape[0], x.shape[1], group, x.device)
+    quantise_of(x, rows).run()
+    return rows
+
+
+def _wholes(rows: Fp4Planes, weight: Fp4Planes) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both float32 scales; MXFP4 has none, and its kernels read none."""
+    if rows.whole is None or weight.whole is None:
+        return rows.scales, weight.scales
+    return rows.whole, weight.whole
+
+
+def linear_of(x: Fp4Planes, weight: Fp4Planes, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
+    """The launch of out = x @ weight.T + bias."""
+    tokens, outputs = out.shape
+    tile = fp4_tile(architecture_of(out.device), tokens)
+    x_whole, weight_whole = _wholes(x, weight)
+    arguments = (
+        x.codes,
+        x.scales,
+        x_whole,
+        weight.codes,
+        weight.scales,
+        weight_whole,
+        out if bias is None else bias,
+        out,
+        tokens,
+        outputs,
+    )
+    constants = {
+        "INPUTS": weight.shape[1],
+        "GROUP": weight.group,
+        "BIASED": bias is not None,
+        "BLOCK_M": tile.tokens,
+        "BLOCK_N": tile.outputs,
+        "DEPTH": tile.depth,
+    }
+    grid = (-(-outputs // tile.outputs), -(-tokens // tile.tokens))
+    return Launch("fp4", "linear", grid, arguments, constants, tile.warps, tile.stages)
+
+
+def make_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """gemm.linear with x in four bits."""
+    planes = take_apart(weight)
+
+    def linear(x: torch.Tensor, out: torch.Tensor) -> None:
+        if out.numel():
+            linear_of(quantised(x, planes.group), planes, bias, out).run()
+
+    return linear
+
+
+@dataclass(frozen=True)
+class Fp4Experts:
+    """One of the two products of all experts; see moe.Grouped.
+
+    Attributes:
+        planes: of the weight [experts * outputs, inputs].
+        bias: float32 [experts, outputs] or None.
+    """
+
+    planes: Fp4Planes
+    bias: torch.Tensor | None
+    experts: int
+
+    def launch(
+        self,
+        x: Fp4Planes,
+        factors: torch.Tensor | None,
+        order: torch.Tensor,
+        starts: torch.Tensor,
+        out: torch.Tensor,
+        top_k: int,
+    ) -> Launch:
+        """Of x [tokens, inputs], whose rows the order gathers, without ``factors``; with them of x [pairs, inputs] in
+        the order."""
+        pairs, planes = order.shape[0], self.planes
+        outputs = planes.shape[0] // self.experts
+        tile = fp4_tile(architecture_of(out.device), -(-pairs // self.experts))
+        x_whole, weight_whole = _wholes(x, planes)
+        arguments = (
+            x.codes,
+            x.scales,
+            x_whole,
+            planes.codes,
+            planes.scales,
+            weight_whole,
+            out if self.bias is None else self.bias,
+            out if factors is None else factors,
+            order,
+            starts,
+            out,
+            outputs,
+            top_k,
+        )
+        constants = {
+            "EXPERTS": self.experts,
+            "INPUTS": planes.shape[1],
+            "GROUP": planes.group,
+            "BIASED": self.bias is not None,
+            "GATHERED": factors is None,
+            "BLOCK_M": tile.tokens,
+            "BLOCK_N": tile.outputs,
+            "DEPTH": tile.depth,
+        }
+        grid = (-(-outputs // tile.outputs), pairs // tile.tokens + self.experts)
+        return Launch("fp4", "grouped", grid, arguments, constants, tile.warps, tile.stages)
+
+
+def make_experts(
+    gate_up: QuantizedTensor,
+    down: QuantizedTensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    activation: GatedActivation,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """moe.experts with what goes into both products in four bits."""
+    hidden, intermediate = gate_up.shape[1], down.shape[1]
+    experts = down.shape[0] // hidden
+    first = Fp4Experts(take_apart(gate_up), gate_up_bias, experts)
+    second = Fp4Experts(take_apart(down), down_bias, experts)
+    group = first.planes.group
+
+    def run(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
+        if not x.shape[0]:
+            return
+        top_k = ids.shape[1]
+        order, starts = by_expert(ids, experts)
+        inner, act, parts = (
+            torch.empty(ids.numel(), width, dtype=torch.float32, device=x.device)
+            for width in (2 * intermediate, intermediate, hidden)
+        )
+        first.launch(quantised(x, group), None, order, starts, inner, top_k).run()
+        gate, up = inner[:, :intermediate], inner[:, intermediate:]
+        elementwise.gated_of(gate, up, act, activation.kind, activation.alpha, activation.limit).run()
+        second.launch(quantised(act, group), weights, order, starts, parts, top_k).run()
+        combine_of(parts, ids, out).run()
+
+    return run
