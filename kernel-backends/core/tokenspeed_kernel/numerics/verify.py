@@ -23,6 +23,7 @@ from tokenspeed_kernel.numerics.cases import (
     cases_for,
     same_bits,
 )
+from tokenspeed_kernel.numerics.on_device import bridged, device_of, values_on
 from tokenspeed_kernel.oracle import VerificationRecord
 from tokenspeed_kernel.platform import PlatformInfo, current_platform
 from tokenspeed_kernel.registry import Band, KernelFunction, KernelRegistry, RegisteredKernel
@@ -144,8 +145,12 @@ def _unequal(one: Outputs, other: Outputs) -> list[str]:
     return [name for name in one if not same_bits(one[name], other[name])]
 
 
-def _made(kernel: RegisteredKernel, case: Case, threads: int) -> KernelFunction:
-    """The kernel of a case, made and run on ``threads`` threads; a reference on one, like the truth."""
+def _made(kernel: RegisteredKernel, case: Case, threads: int, device: torch.device) -> KernelFunction:
+    """The kernel of a case, made and run on ``threads`` threads; a reference on one, like the truth. On a device that is
+    not the host's memory, it is made of tensors there and called with such."""
+    if device.type != "cpu":
+        values = values_on(device, case.bound)
+        return bridged(make_kernel(kernel.spec, kernel.fn, values) if values else kernel.fn, device)
     if kernel.spec.band is Band.REFERENCE:
         return make_kernel(kernel.spec, kernel.fn, case.bound) if case.bound else kernel.fn
     with _torch_threads(threads):
@@ -159,10 +164,10 @@ def _made(kernel: RegisteredKernel, case: Case, threads: int) -> KernelFunction:
 
 
 def _check_case(
-    kernel: RegisteredKernel, case: Case, expected: dict[str, Expectation], threads: int
+    kernel: RegisteredKernel, case: Case, expected: dict[str, Expectation], threads: int, device: torch.device
 ) -> tuple[float, list[str]]:
     """The worst error, and what is wrong, of one kernel in one case."""
-    fn = _made(kernel, case, threads)
+    fn = _made(kernel, case, threads, device)
     outputs, problems = _run(case, fn)
     error = 0.0
     for name, expectation in expected.items():
@@ -194,7 +199,7 @@ def verify_kernel(
     report = Report(spec.name, spec.operation, spec.capability.refusal(platform))
     if report.skipped is not None:
         return report
-    threads = torch.get_num_threads()
+    threads, device = torch.get_num_threads(), device_of(platform)
     vocabulary = registry.operation(spec.family, spec.mode).traits
     # Cases are small: PyTorch, which makes and judges them, is many times slower where its threads wait for each other.
     # The kernel itself gets all of them.
@@ -206,18 +211,18 @@ def verify_kernel(
                     report.unfit += 1
                     continue
                 report.cases += 1
-                error, problems = _judge(kernel, case, threads)
+                error, problems = _judge(kernel, case, threads, device)
                 report.error = max(report.error, error)
                 if problems:
                     report.failures.append(Failure(case.name, signature, tuple(problems)))
     return report
 
 
-def _judge(kernel: RegisteredKernel, case: Case, threads: int) -> tuple[float, list[str]]:
+def _judge(kernel: RegisteredKernel, case: Case, threads: int, device: torch.device) -> tuple[float, list[str]]:
     """As _check_case, with what the kernel raises made a problem."""
     expected = case.expect()
     try:
-        return _check_case(kernel, case, expected, threads)
+        return _check_case(kernel, case, expected, threads, device)
     except Exception as raised:  # whatever a stranger's kernel raises is a finding, not the end of the run
         return torch.inf, [f"raised {type(raised).__name__}: {raised}"]
 
