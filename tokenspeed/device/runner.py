@@ -24,6 +24,7 @@ from tokenspeed.layers.batch import Attention, ForwardBatch
 from tokenspeed.messages import PromptLogprobs
 from tokenspeed.messages.output import TokenLogprobs
 from tokenspeed.models import Model
+from tokenspeed_kernel.steps import one_forward
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import Plan
@@ -87,7 +88,7 @@ class Runner:
             if plan.num_rows == 0:
                 result = _empty_result(plan.forward_id, queued=began - submitted, prepare=time.perf_counter() - began)
             else:
-                with torch.inference_mode():
+                with torch.inference_mode(), one_forward():
                     result = self._batch(plan, submitted, began)
         finally:
             self._operations.wait()

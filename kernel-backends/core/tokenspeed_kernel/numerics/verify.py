@@ -35,6 +35,13 @@ WORST_SHOWN = 5
 FULL_SEEDS = 3
 """How many seeds a full run takes."""
 
+WHOLE_PAGES = "reads_whole_pages"
+"""Tag of a kernel that reads every position of the pages it is given and multiplies what nobody sees by a weight of 0.
+What was never written must be finite for it: its cases have these in place of NaN."""
+
+UNWRITTEN = 30000.0
+"""What such a kernel finds where nobody wrote."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -156,11 +163,22 @@ def _made(kernel: RegisteredKernel, case: Case, threads: int, device: torch.devi
     with _torch_threads(threads):
         fn = make_kernel(kernel.spec, kernel.fn, case.bound) if case.bound else kernel.fn
 
+    whole_pages = WHOLE_PAGES in kernel.spec.tags
+
     def run(*arguments: Any) -> None:
         with _torch_threads(threads):
-            fn(*arguments)
+            fn(*(map(_finite_pages, arguments) if whole_pages else arguments))
 
     return run
+
+
+def _finite_pages(argument: Any) -> Any:
+    """A cache (the arguments with four axes), with UNWRITTEN in place of NaN and the strides it had."""
+    if not isinstance(argument, torch.Tensor) or argument.dim() != 4:
+        return argument
+    last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.stride(), strict=True))
+    memory = torch.full((last + 1,), UNWRITTEN, dtype=argument.dtype)
+    return memory.as_strided(argument.shape, argument.stride()).copy_(torch.nan_to_num(argument, nan=UNWRITTEN))
 
 
 def _check_case(
