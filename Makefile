@@ -31,6 +31,7 @@ LOCAL      := $(PIP) install --quiet --no-index --no-deps --no-build-isolation -
 STEP       := scripts/step.sh
 PROJECTS   := $(wildcard pyproject.toml scheduler/pyproject.toml tui/pyproject.toml kernel-backends/*/pyproject.toml)
 SCHEDULER  := $(shell find scheduler -name build -prune -o \( -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
+DEVICE_PACKAGES := mla triton amd npu nvidia
 KERNEL_CPU := $(shell find kernel-backends/cpu -name build -prune -o \( -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
 
 RUN_OPTIONS = $(if $(PROFILE),--profile "$(PROFILE)") $(if $(PORT),--port "$(PORT)") $(if $(SET),--set "$(SET)")
@@ -143,7 +144,7 @@ setup-lint: .make/begin
 
 .make/test: .make/run .make/requirements-test.txt
 	@$(STEP) test-packages "packages for tests" $(PIP) install "$(TORCH_SPEC)" --requirement .make/requirements-test.txt
-	@$(STEP) test-local "kernels for other devices" $(LOCAL) --editable ./kernel-backends/mla --editable ./kernel-backends/triton --editable ./kernel-backends/npu
+	@$(STEP) test-local "kernels for other devices" $(LOCAL) $(addprefix --editable ./kernel-backends/,$(DEVICE_PACKAGES))
 	@touch $@
 
 .make/dev: .make/test .make/requirements-dev.txt
