@@ -51,7 +51,7 @@ from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.recipes.topology import default_threads
 from tokenspeed_kernel.binding import binding_objective, recording_selections
 from tokenspeed_kernel.platform import select_device
-from tokenspeed_kernel.plugins import load_plugins
+from tokenspeed_kernel.plugins import load_platforms, load_plugins
 from tokenspeed_kernel.start_report import doubts, log_start_report
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def build_device_side(
     CheckpointError for a checkpoint that cannot be used, MemoryPlanError where memory does not do, and the kernel
     package's errors where a kernel was insisted on that cannot run.
     """
+    load_platforms()  # a vendor's package may bring the kind of device
     placement = Placement.of(config.device, communication.rank)
     select_device(config.device, communication.rank)
     threads = config.threads or default_threads(communication.world)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tokenspeed.layers.huge_memory import huge_zeros
 from tokenspeed_kernel.accelerators import runtime_of
-from tokenspeed_kernel.platform import DEVICES
+from tokenspeed_kernel.platform import known_kinds
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -46,8 +46,9 @@ class Placement:
     def of(kind: str, rank: int) -> "Placement":
         """That of rank number ``rank`` of this machine, on devices of ``kind`` (ResolvedConfig.device): one rank a
         device. PlacementError where there is no such device."""
-        if kind not in DEVICES:
-            raise PlacementError(f"device {kind!r} is unknown; it is {', '.join(DEVICES)}")
+        kinds = known_kinds()
+        if kind not in kinds:
+            raise PlacementError(f"device {kind!r} is unknown; it is {', '.join(kinds)}")
         if kind == "cpu":
             return HOST
         runtime = runtime_of(kind)

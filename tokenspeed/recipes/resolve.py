@@ -1,5 +1,6 @@
 """Brings recipe, profile, flags and defaults together: every value with its source, and nothing fetched or loaded."""
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +27,9 @@ from tokenspeed.recipes.weights import Located, locate, random_source, source_of
 
 DEVICE_OF_VENDOR: dict[Vendor, str] = {"cpu": "cpu", "nvidia": "cuda", "amd": "cuda", "npu": "npu"}
 """What PyTorch calls a vendor's devices."""
+
+DEVICE_VARIABLE = "TOKENSPEED_DEVICE"
+"""Environment: what PyTorch calls the devices of a vendor that no profile can name (docs/add-a-vendor.md)."""
 
 _RUN_KEYS = tuple(RunKeys.model_fields)
 
@@ -102,7 +106,7 @@ class Resolution:
             recipe=self.loaded.recipe.name if self.loaded else "",
             profile=self.profile,
             recipe_hash=self.loaded.content_hash if self.loaded else "",
-            device=DEVICE_OF_VENDOR[self.vendor],
+            device=os.environ.get(DEVICE_VARIABLE) or DEVICE_OF_VENDOR[self.vendor],
             threads=keys.threads,
             parallel=ParallelSettings(tp=keys.parallel.tp, ep=keys.parallel.ep),
             kv=KVConfig(

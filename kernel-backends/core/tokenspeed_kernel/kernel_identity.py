@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenspeed_kernel.registry import KernelFunction, KernelSpec, RegisteredKernel
 
-CODE_SUFFIXES = (".py", ".so", ".pyd", ".dylib", ".cubin", ".hsaco", ".ptx")
+CODE_SUFFIXES = (".py", ".pyc", ".so", ".pyd", ".dylib", ".cubin", ".hsaco", ".ptx")
 
 CORE_DISTRIBUTION = "tokenspeed-appliance-kernel"
 
@@ -21,10 +21,17 @@ def _files_of(package: str) -> list[Path]:
     module = sys.modules.get(package)
     places = getattr(module, "__path__", None)
     if places is not None:
-        found = {path for place in places for path in Path(place).rglob("*") if path.suffix in CODE_SUFFIXES}
-        return sorted(found)
+        return sorted({path for place in places for path in _code_at(Path(place))})
     file = getattr(module, "__file__", None)
     return [Path(file)] if file is not None else []
+
+
+def _code_at(place: Path) -> list[Path]:
+    """The code files below a folder, compiled ones where they stand for sources; or the wheel that ``place`` is in."""
+    if place.is_dir():
+        found = [path for path in place.rglob("*") if path.suffix in CODE_SUFFIXES]
+        return [path for path in found if path.parent.name != "__pycache__"]
+    return [parent for parent in place.parents if parent.is_file()]
 
 
 @cache

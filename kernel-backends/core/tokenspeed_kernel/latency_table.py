@@ -17,6 +17,7 @@ import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def parse_table(document: object) -> LatencyTable:
     return LatencyTable(Environment(**environment, packages=packages), measurements)
 
 
-def read_table(path: Path) -> LatencyTable:
+def read_table(path: Path | Traversable) -> LatencyTable:
     """The table in ``path``. Raises TableError, naming the file, for anything else."""
     try:
         return parse_table(json.loads(path.read_text(encoding="utf-8")))
@@ -251,12 +252,13 @@ def load_own_tables(
 
 
 def load_shipped_tables(
-    folder: Path, oracle: SelectionOracle | None = None, platform: PlatformInfo | None = None
+    folder: Path | Traversable, oracle: SelectionOracle | None = None, platform: PlatformInfo | None = None
 ) -> int:
     """Adds the table that a package ships in ``folder`` for this platform (``KEY.json``); what ``register()`` calls.
 
-    Returns how many measurements it had; 0 where there is none for this platform. A measurement counts for the
-    kernel version it names. Raises TableError for a damaged file and for one that holds another platform's figures.
+    ``folder`` may lie in a wheel (importlib.resources). Returns how many measurements it had; 0 where there is none
+    for this platform. A measurement counts for the kernel version it names. Raises TableError for a damaged file and
+    for one that holds another platform's figures.
     """
     from tokenspeed_kernel.records import default_oracle
 

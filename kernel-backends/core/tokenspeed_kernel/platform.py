@@ -43,7 +43,7 @@ class PlatformInfo:
     """A platform.
 
     Attributes:
-        vendor: "cpu", "nvidia", "amd" or "npu".
+        vendor: "cpu", "nvidia", "amd", "npu", or one of a vendor_platforms.VendorPlatform.
         machine: the processor family, such as "x86_64".
         isa: for "cpu", one of ISA_LEVELS; else the architecture's name, such as "sm_90", "gfx950" or "ascend910b3".
         features: what kernels may ask for by name; for "cpu" every level up to ``isa``, else ``isa``.
@@ -149,8 +149,9 @@ _is_selected = False
 
 
 def select_device(kind: str, index: int = 0) -> PlatformInfo:
-    """From here on this process computes on device number ``index`` of ``kind`` (one of DEVICES), whatever else there
-    is. Returns the platform. Raises PlatformError for an unknown kind, or one of which there is no device."""
+    """From here on this process computes on device number ``index`` of ``kind`` (one of DEVICES, or a vendor's that
+    joined by vendor_platforms.py), whatever else there is. Returns the platform. Raises PlatformError for an unknown
+    kind, or one of which there is no device."""
     global _selected, _is_selected
     _selected, _is_selected = _device(kind, index), True
     return current_platform()
@@ -158,16 +159,38 @@ def select_device(kind: str, index: int = 0) -> PlatformInfo:
 
 def _device(kind: str, index: int) -> PlatformInfo | None:
     """None: this machine's own processor."""
-    if kind not in DEVICES:
-        raise PlatformError(f"a device of kind {kind!r} is unknown; use one of {', '.join(DEVICES)}")
     if kind == "cpu":
         return None
+    strange = _of_a_stranger(kind)
+    if strange is not None:
+        return strange
+    kinds = known_kinds()
+    if kind not in kinds:
+        raise PlatformError(f"a device of kind {kind!r} is unknown; use one of {', '.join(kinds)}")
+    if kind not in DEVICES:
+        raise PlatformError(f"the package that brought devices of kind {kind!r} finds none on this machine")
     from tokenspeed_kernel.accelerators import accelerator  # it brings PyTorch in
 
     try:
         return accelerator(kind, index)
     except RuntimeError as error:
         raise PlatformError(f"{error}; install the driver and a PyTorch built for it, or compute on the CPU") from error
+
+
+def known_kinds() -> tuple[str, ...]:
+    """DEVICES, and the kinds of vendors whose packages are loaded."""
+    from tokenspeed_kernel.registry import active_registry  # it needs this module
+    from tokenspeed_kernel.vendor_platforms import kinds_of_devices
+
+    return kinds_of_devices(active_registry().platforms())
+
+
+def _of_a_stranger(kind: str | None) -> PlatformInfo | None:
+    """The platform that a vendor's package says devices of ``kind`` (None: any) are; None where none says so."""
+    from tokenspeed_kernel.registry import active_registry  # it needs this module
+    from tokenspeed_kernel.vendor_platforms import claimed
+
+    return claimed(active_registry().platforms(), kind)
 
 
 @cache
@@ -185,7 +208,8 @@ def _found(wanted: str) -> PlatformInfo | None:
 
 def current_platform() -> PlatformInfo:
     """The platform in force: an override, else what ``select_device`` chose, else what the environment names, else an
-    accelerator where there is one, else the machine, its instruction set lowered where the environment asks.
+    accelerator where there is one, else the machine, its instruction set lowered where the environment asks. What a
+    vendor's package says is its own (vendor_platforms.py) is that vendor's platform.
 
     Raises PlatformError where TOKENSPEED_KERNEL_CPU_ISA is unknown or above what the machine has, or where there is no
     device as TOKENSPEED_KERNEL_DEVICE asks for.
@@ -193,7 +217,10 @@ def current_platform() -> PlatformInfo:
     overridden = _override.get()
     if overridden is not None:
         return overridden
-    accelerator = _selected if _is_selected else _found(os.environ.get(DEVICE_VARIABLE, ""))
+    asked = os.environ.get(DEVICE_VARIABLE, "")
+    accelerator = _selected if _is_selected else _found(asked)
+    # Where nobody said what to compute on, a vendor's devices of any kind count, else those on the host's memory.
+    accelerator = accelerator or _of_a_stranger("cpu" if _is_selected or asked else None)
     if accelerator is not None:
         return accelerator
     detected = _detected()

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from functools import cache
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from tokenspeed_kernel.oracle import SelectionOracle, VerificationRecord
@@ -28,7 +29,7 @@ def write_records(path: Path, records: Iterable[VerificationRecord]) -> None:
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def read_records(path: Path) -> list[VerificationRecord]:
+def read_records(path: Path | Traversable) -> list[VerificationRecord]:
     """The records in ``path``. Raises RecordError, naming the file, for anything else."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -53,8 +54,10 @@ def default_oracle() -> SelectionOracle:
     return oracle
 
 
-def load_records(path: Path, oracle: SelectionOracle | None = None) -> None:
-    """Adds the records in ``path`` to ``oracle``, or to the process's; what a plugin's register() calls for its own."""
+def load_records(path: Path | Traversable, oracle: SelectionOracle | None = None) -> None:
+    """Adds the records in ``path`` to ``oracle``, or to the process's; what a plugin's register() calls for its own.
+
+    ``path`` may lie in a wheel (importlib.resources)."""
     target = oracle or default_oracle()
     for record in read_records(path):
         target.add_verification(record)

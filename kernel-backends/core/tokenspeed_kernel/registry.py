@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import TraitBound, Vocabulary, check_bounds
+from tokenspeed_kernel.vendor_platforms import VendorPlatform
 
 KernelFunction: TypeAlias = Callable[..., Any]
 _F = TypeVar("_F", bound=KernelFunction)
@@ -180,6 +181,7 @@ class KernelRegistry:
         self._operations: dict[str, Operation] = {}
         self._kernels: dict[str, RegisteredKernel] = {}
         self._recorders: dict[str, KernelFunction] = {}
+        self._platforms: dict[str, VendorPlatform] = {}
 
     def declare(self, operation: Operation) -> None:
         """Adds an operation. Declaring an equal one again does nothing; a different one of the same name is an
@@ -222,12 +224,28 @@ class KernelRegistry:
         """The recorder ``name``, None where there is none."""
         return self._recorders.get(name)
 
+    def add_platform(self, platform: VendorPlatform) -> None:
+        """Adds a vendor's hardware; raises RegistrationError where its name is taken. See vendor_platforms.py."""
+        with self._lock:
+            if self._platforms.setdefault(platform.vendor, platform) is not platform:
+                raise RegistrationError(f"platform name {platform.vendor!r} is taken; use another")
+
+    def drop_platform(self, vendor: str) -> None:
+        """Forgets a vendor's hardware, where it was added."""
+        with self._lock:
+            self._platforms.pop(vendor, None)
+
+    def platforms(self) -> list[VendorPlatform]:
+        """The hardware of vendors that this package does not know, by name."""
+        return [self._platforms[name] for name in sorted(self._platforms)]
+
     def copy(self) -> "KernelRegistry":
         """A registry of its own with the same operations and kernels."""
         twin = KernelRegistry()
         twin._operations.update(self._operations)
         twin._kernels.update(self._kernels)
         twin._recorders.update(self._recorders)
+        twin._platforms.update(self._platforms)
         return twin
 
     def adopt(self, grown: "KernelRegistry") -> None:
@@ -236,6 +254,7 @@ class KernelRegistry:
             self._operations.update(grown._operations)
             self._kernels.update(grown._kernels)
             self._recorders.update(grown._recorders)
+            self._platforms.update(grown._platforms)
 
     def operation(self, family: str, mode: str) -> Operation:
         """The operation; raises RegistrationError, naming those there are."""

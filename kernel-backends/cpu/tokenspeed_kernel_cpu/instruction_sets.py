@@ -31,8 +31,11 @@ def instruction_set() -> str:
 
 
 def follow_platform() -> None:
-    """Puts the set of the current platform in force."""
-    _native.choose_instruction_set(_OF_LEVEL[current_platform().isa])
+    """Puts the set of the current platform in force. On another vendor's none of these kernels is chosen, and the set
+    stays."""
+    platform = current_platform()
+    if platform.vendor == "cpu":
+        _native.choose_instruction_set(_OF_LEVEL[platform.isa])
 
 
 @contextmanager

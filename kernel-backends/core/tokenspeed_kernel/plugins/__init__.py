@@ -8,7 +8,13 @@ from tokenspeed_kernel.plugins.discovery import (
     find_plugins,
     plugins_at,
 )
-from tokenspeed_kernel.plugins.loading import OPTIONAL_VARIABLE, LoadedPlugin, load_into, load_plugins
+from tokenspeed_kernel.plugins.loading import (
+    OPTIONAL_VARIABLE,
+    LoadedPlugin,
+    load_into,
+    load_platforms,
+    load_plugins,
+)
 
 __all__ = [
     "GROUP",
@@ -19,6 +25,7 @@ __all__ = [
     "PluginError",
     "find_plugins",
     "load_into",
+    "load_platforms",
     "load_plugins",
     "plugins_at",
 ]

@@ -1,7 +1,9 @@
 """Finds plugins: installed entry points, and what lies on the plugin path.
 
-A plugin is an entry point of the group ``tokenspeed_kernel.plugins``. TOKENSPEED_KERNEL_PLUGIN_PATH (separated as in
-PATH) adds plugins that are not installed: source folders, unpacked distributions and pure-Python wheels.
+A plugin is an entry point of the group ``tokenspeed_kernel.plugins``, whose object registers kernels; one of the group
+``tokenspeed_kernel.platforms`` is hardware of a vendor's own (vendor_platforms.py). TOKENSPEED_KERNEL_PLUGIN_PATH
+(separated as in PATH) adds plugins that are not installed: source folders, unpacked distributions and pure-Python
+wheels.
 """
 
 import os
@@ -9,11 +11,15 @@ import sys
 import tomllib
 import zipfile
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, distributions, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions
 from itertools import pairwise
 from pathlib import Path
 
 GROUP = "tokenspeed_kernel.plugins"
+PLATFORMS_GROUP = "tokenspeed_kernel.platforms"
+GROUPS = (PLATFORMS_GROUP, GROUP)
+"""In the order in which they are loaded."""
+
 PATH_VARIABLE = "TOKENSPEED_KERNEL_PLUGIN_PATH"
 
 _NATIVE_SUFFIXES = (".so", ".pyd", ".dylib")
@@ -34,14 +40,33 @@ class FoundPlugin:
     def name(self) -> str:
         return self.entry_point.name
 
+    @property
+    def is_platform(self) -> bool:
+        return self.entry_point.group == PLATFORMS_GROUP
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """Where it stands in the order of loading: platforms first, each group by name."""
+        return GROUPS.index(self.entry_point.group), self.name
+
+
+_joined: set[str] = set()
+"""Places that ``plugins_at`` put on sys.path. What lies there is found by its path, and must not be found again as if
+it were installed."""
+
 
 def _installed() -> list[FoundPlugin]:
-    found = []
-    for entry_point in entry_points(group=GROUP):
-        distribution = entry_point.dist
-        origin = entry_point.value if distribution is None else f"{distribution.name} {distribution.version}"
-        found.append(FoundPlugin(entry_point, origin))
-    return found
+    found: dict[str, list[FoundPlugin]] = {}
+    for distribution in distributions(path=[place for place in sys.path if place not in _joined]):
+        origin = f"{distribution.name} {distribution.version}"
+        points = _points_of(distribution)
+        # The first of a name on sys.path is the one that is imported.
+        found.setdefault(distribution.name.lower(), [FoundPlugin(point, origin) for point in points])
+    return [plugin for plugins in found.values() for plugin in plugins]
+
+
+def _points_of(distribution: Distribution) -> list[EntryPoint]:
+    return [point for group in GROUPS for point in distribution.entry_points.select(group=group)]
 
 
 def _from_source(folder: Path) -> tuple[Path, list[EntryPoint]]:
@@ -51,17 +76,13 @@ def _from_source(folder: Path) -> tuple[Path, list[EntryPoint]]:
         project = tomllib.loads(project_file.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise PluginError(f"{project_file} is not valid TOML: {error}") from error
-    declared = project.get("project", {}).get("entry-points", {}).get(GROUP, {})
-    points = [EntryPoint(name, value, GROUP) for name, value in declared.items()]
+    declared = project.get("project", {}).get("entry-points", {})
+    points = [EntryPoint(name, value, group) for group in GROUPS for name, value in declared.get(group, {}).items()]
     return (folder / "src" if (folder / "src").is_dir() else folder), points
 
 
 def _from_metadata(path: Path) -> list[EntryPoint]:
-    return [
-        point
-        for distribution in distributions(path=[str(path)])
-        for point in distribution.entry_points.select(group=GROUP)
-    ]
+    return [point for distribution in distributions(path=[str(path)]) for point in _points_of(distribution)]
 
 
 def _refuse_native(wheel: Path) -> None:
@@ -91,24 +112,26 @@ def plugins_at(path: str) -> list[FoundPlugin]:
         root, points = _from_source(place) if is_source else (place, _from_metadata(place))
     else:
         raise PluginError(f"no kernel plugin at {path}: give a folder or a .whl file")
-    if not points:
+    if all(point.group == PLATFORMS_GROUP for point in points):
         raise PluginError(
             f"{place} declares no kernel plugin; its pyproject.toml needs\n"
             f'[project.entry-points."{GROUP}"]\nname = "module:register"'
         )
     if str(root) not in sys.path:
         sys.path.append(str(root))
+        _joined.add(str(root))
     return [FoundPlugin(point, str(place)) for point in points]
 
 
 def find_plugins() -> list[FoundPlugin]:
-    """Every plugin, installed or on the plugin path, by name. Raises PluginError where two share a name."""
+    """Every plugin, installed or on the plugin path, in the order of loading. Raises PluginError where two share a
+    name."""
     found = _installed()
     for path in filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep)):
         found.extend(plugins_at(path))
-    found.sort(key=lambda plugin: plugin.name)
+    found.sort(key=lambda plugin: plugin.place)
     for one, other in pairwise(found):
-        if one.name == other.name:
+        if one.place == other.place:
             raise PluginError(
                 f"two kernel plugins are called {one.name!r}: from {one.origin} and from {other.origin}; "
                 f"uninstall one of them or take it off {PATH_VARIABLE}"

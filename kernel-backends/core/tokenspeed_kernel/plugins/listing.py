@@ -6,7 +6,7 @@ from itertools import groupby
 from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.plugins.requests import UsageError, find_operation, wanted_signatures, wanted_traits
 from tokenspeed_kernel.records import default_oracle
-from tokenspeed_kernel.registry import Band, KernelRegistry, Operation, RegisteredKernel
+from tokenspeed_kernel.registry import Band, KernelRegistry, KernelSpec, Operation, RegisteredKernel
 from tokenspeed_kernel.selection import select
 
 
@@ -43,6 +43,13 @@ def _verified(kernel: RegisteredKernel) -> str:
     return f"on {platform.key}, error {record.error:.2f} of bound in {record.cases} cases"
 
 
+def _workspace(spec: KernelSpec, operation: Operation) -> str:
+    if spec.workspace is None:
+        return "none"
+    usual = {name: declaration.example for name, declaration in operation.traits.items()}
+    return f"{spec.workspace(usual)} B for a call of the usual sizes"
+
+
 def _describe(kernel: RegisteredKernel, operation: Operation) -> str:
     spec = kernel.spec
     reason = spec.capability.refusal(current_platform())
@@ -56,6 +63,7 @@ def _describe(kernel: RegisteredKernel, operation: Operation) -> str:
         f"  band       {spec.band.name.lower()}",
         f"  needs      {', '.join(needs) or 'nothing'}: {'runs here' if reason is None else reason}",
         f"  verified   {_verified(kernel)}",
+        f"  workspace  {_workspace(spec, operation)}",
         f"  tags       {', '.join(sorted(spec.tags)) or 'none'}",
     ]
     lines += [f"  trait      {name}: {bound}" for name, bound in sorted(spec.traits.items())]
