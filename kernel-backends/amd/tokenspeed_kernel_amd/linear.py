@@ -9,7 +9,7 @@ import torch
 
 from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
 from tokenspeed_kernel_amd.library import architecture_of, library_module, note_variant
-from tokenspeed_kernel_triton.linear import Planes, take_apart
+from tokenspeed_kernel_triton.planes import Planes, take_apart
 
 FNUZ = frozenset({"gfx942"})
 """GPUs whose float8 is "fnuz": the exponents count from 8 and not from 7, and minus zero is NaN. From gfx950 on it is
