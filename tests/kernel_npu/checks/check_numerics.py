@@ -11,8 +11,10 @@ from tokenspeed_kernel.numerics.attention_cases import ReadShape
 from tokenspeed_kernel.numerics.mla_cases import LatentShape
 from tokenspeed_kernel.numerics.mla_expanded_cases import ExpandedShape
 from tokenspeed_kernel.numerics.prologue_cases import Heads
+from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel.plugins.loading import loaded_registry
+from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_npu import attention, elementwise, fused, latent, lengths, moe, operators, pages, prologue
 
 NPU = PlatformInfo(vendor="npu", machine="aarch64", isa="ascend910b", cores=8, memory_bytes=1 << 36)
@@ -164,6 +166,20 @@ def test_a_captured_step_is_right_once_its_lengths_are_updated(
     report = verify_kernel(registry.kernel(name), registry, platform=NPU)
     assert report.passed, report.failures
     assert report.cases == len(single if module is attention else LATENT_DECODES)
+
+
+@pytest.mark.parametrize("ids", [[[-1, -1], [-1, -1]], [[-1, -1], [1, -1]]], ids=["none is here", "one is here"])
+def test_experts_that_are_elsewhere_add_nothing_whatever_a_padded_row_holds(ids: list[list[int]]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gate_up, down = (torch.randn(2 * n, k, generator=generator).to(torch.bfloat16) for n, k in ((64, 16), (16, 32)))
+    weights = [QuantizedTensor.from_dense(weight, "a test") for weight in (gate_up, down)]
+    experts = moe.make_experts(*weights, None, None, GatedActivation("silu"))
+    x, shares, out = torch.full((2, 16), torch.nan), torch.full((2, 2), torch.nan), torch.full((2, 16), torch.nan)
+    x[1], shares[1, 0] = 0.5, 2.0
+    experts(x, torch.tensor(ids, dtype=torch.int32), shares, out)
+    assert out[0].tolist() == [0.0] * 16
+    assert bool(out[1].isfinite().all())
+    assert bool((out[1] != 0.0).any()) == (ids[1][0] >= 0)
 
 
 def test_rows_of_several_queries_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
