@@ -22,7 +22,10 @@ _BFLOAT16 = torch.bfloat16
 
 def _check_heads(heads: int) -> None:
     if heads > MOST_HEADS:
-        raise ValueError(f"npu_fused_infer_attention_score_v2 takes up to {MOST_HEADS} query heads, got {heads}")
+        raise ValueError(
+            f"npu_fused_infer_attention_score_v2 takes up to {MOST_HEADS} query heads, got {heads}; share them out "
+            "over more ranks"
+        )
 
 
 def _finished(found: Attended, sinks: torch.Tensor | None) -> torch.Tensor:

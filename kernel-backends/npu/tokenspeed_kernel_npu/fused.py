@@ -1,7 +1,7 @@
 """npu_fused_infer_attention_score_v2, in the forms that are used here.
 
 bfloat16 throughout; scores and softmax are float32 inside, the result is rounded to bfloat16. What each form asks for
-is torch_npu's documentation of the operator; docs/design/npu-kernels.md has it in a table.
+said by torch_npu's documentation of the operator; docs/design/npu-kernels.md has what follows from it.
 """
 
 from collections.abc import Sequence

@@ -49,8 +49,8 @@ def on_host(values: torch.Tensor) -> list[int]:
     """The integers of ``values`` [n].
 
     A tensor of the host is read at each call, for NumPy may write to it unseen; so is one made in inference mode, which
-    counts no writes. Of any other the values are kept until it is written to. Raises RuntimeError while a graph is
-    captured.
+    counts no writes. Of any other the values are kept until torch writes to it: a graph or a kernel of somebody else's
+    must not be what changes them. Raises RuntimeError while a graph is captured.
     """
     if is_capturing():
         raise RuntimeError(
