@@ -17,7 +17,7 @@ def run_checks(only: str) -> None:
     command += ["-o", "python_files=check_*.py", "-m", only, str(HERE / "checks")]
     left_out = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER")
     variables = {name: value for name, value in os.environ.items() if name not in left_out}
-    variables["PYTHONPATH"] = os.pathsep.join([str(HERE / "simulated"), str(HERE / "checks")])
+    variables["PYTHONPATH"] = os.pathsep.join(str(path) for path in (HERE / "simulated", HERE / "checks"))
     variables["OMP_NUM_THREADS"] = "1"  # the tensors are small, and other tests run beside
     ended = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

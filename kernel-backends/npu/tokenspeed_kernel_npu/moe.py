@@ -40,33 +40,51 @@ def make_softmax_route(routing: Routing, correction: torch.Tensor | None) -> Rou
     return route
 
 
+def _operator_takes(routing: Routing) -> bool:
+    """Whether npu_moe_gating_top_k does: groups of more than 2, each counted as a multiple of 32 experts."""
+    size = routing.experts // routing.groups
+    return routing.groups == 1 or (size > 2 and -(-size // 32) * 32 * routing.groups <= MOST_ROUTED)
+
+
+def _chosen_by_operator(logits: torch.Tensor, correction: torch.Tensor | None, routing: Routing) -> torch.Tensor:
+    _, chosen, _ = call(
+        "npu_moe_gating_top_k",
+        x=logits,
+        k=routing.top_k,
+        bias=correction,
+        k_group=routing.top_groups,
+        group_count=routing.groups,
+        group_select_mode=1,
+        renorm=0,
+        norm_type=1,
+        routed_scaling_factor=1.0,
+        eps=SUM_FLOOR,
+    )
+    ids: torch.Tensor = chosen
+    return ids
+
+
+def _chosen_by_sorting(logits: torch.Tensor, correction: torch.Tensor | None, routing: Routing) -> torch.Tensor:
+    """The same for groups that the operator does not take."""
+    assert correction is not None, "the trait corrected is admitted only where True"
+    choice = torch.sigmoid(logits) + correction
+    by_group = choice.view(-1, routing.groups, routing.experts // routing.groups)
+    groups = by_group.topk(2, dim=-1).values.sum(dim=-1).sort(dim=-1, descending=True, stable=True).indices
+    kept = torch.zeros(by_group.shape[:2], dtype=torch.bool, device=logits.device)
+    kept.scatter_(1, groups[:, : routing.top_groups], True)
+    choice = by_group.masked_fill(~kept.unsqueeze(-1), -torch.inf).view_as(choice)
+    return choice.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
+
+
 def make_sigmoid_route(routing: Routing, correction: torch.Tensor | None) -> Route:
     """moe.route with sigmoid scores and a correction, with or without groups: the operator chooses, the weights are
-    taken of the scores here. Raises ValueError for groups that it does not take."""
-    size = routing.experts // routing.groups
-    if routing.groups > 1 and (size <= 2 or -(-size // 32) * 32 * routing.groups > MOST_ROUTED):
-        raise ValueError(
-            f"{routing.groups} groups of {size} experts: npu_moe_gating_top_k takes groups of more than 2, and at most "
-            f"{MOST_ROUTED} experts where each group counts as a multiple of 32; choose another kernel, "
-            "TOKENSPEED_KERNEL_OVERRIDE_MOE_ROUTE=reference"
-        )
+    taken of the scores here."""
+    choose = _chosen_by_operator if _operator_takes(routing) else _chosen_by_sorting
 
     def route(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
         if logits.shape[0] == 0:
             return
-        _, chosen, _ = call(
-            "npu_moe_gating_top_k",
-            x=logits,
-            k=routing.top_k,
-            bias=correction,
-            k_group=routing.top_groups,
-            group_count=routing.groups,
-            group_select_mode=1,
-            renorm=0,
-            norm_type=1,
-            routed_scaling_factor=1.0,
-            eps=SUM_FLOOR,
-        )
+        chosen = choose(logits, correction, routing)
         found = torch.sigmoid(logits).gather(1, chosen.long())
         if routing.renormalise:
             found = found / (found.sum(dim=-1, keepdim=True) + SUM_FLOOR)

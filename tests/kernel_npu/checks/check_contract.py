@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch_npu.needs import ConstraintError
 
-from tokenspeed_kernel.ops.moe import Routing
+from tokenspeed_kernel.ops.moe import Routing, make_reference_route
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel.plugins.loading import loaded_registry
 from tokenspeed_kernel_npu import attention, latent, moe, operators
@@ -68,6 +68,18 @@ def test_what_the_operators_cannot_take_is_named_with_what_mends_it() -> None:
         decode(128, 512, window=2)
     with pytest.raises(ValueError, match="up to 128 heads over latents, got 129; share them out"):
         latent._even_heads(129)
-    routing = Routing(experts=8, top_k=2, scoring="sigmoid", corrected=True, groups=4, top_groups=2)
-    with pytest.raises(ValueError, match=r"4 groups of 2 experts.*TOKENSPEED_KERNEL_OVERRIDE_MOE_ROUTE"):
-        moe.make_sigmoid_route(routing, torch.zeros(8))
+
+
+@pytest.mark.parametrize(("experts", "groups"), [(8, 4), (390, 65)])
+def test_groups_that_the_operator_does_not_take_are_sorted(experts: int, groups: int) -> None:
+    routing = Routing(
+        experts=experts, top_k=3, scoring="sigmoid", corrected=True, groups=groups, top_groups=2, scale=2.5
+    )
+    generator = torch.Generator().manual_seed(1)
+    logits, correction = torch.randn(9, experts, generator=generator), torch.rand(experts, generator=generator) - 2.0
+    found = [torch.empty(9, 3, dtype=torch.int32), torch.empty(9, 3)]
+    expected = [torch.empty_like(tensor) for tensor in found]
+    moe.make_sigmoid_route(routing, correction)(logits, *found)
+    make_reference_route(routing, correction)(logits, *expected)
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1])
