@@ -20,6 +20,7 @@ from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.registry import Band, active_registry
 from tokenspeed_kernel_triton import configs, requirement
+from tokenspeed_kernel_triton.compiler_options import compiler_options
 from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY, attention_tile, row_blocks
 from tokenspeed_kernel_triton.device import compiling_for, nvidia_entry
 from tokenspeed_kernel_triton.fp4_registration import BlockScaledRequirement
@@ -53,12 +54,13 @@ def test_specs_say_what_a_request_alone_takes_for_its_splits():
     assert active_registry().kernel("triton_attention_extend").spec.workspace is None
 
 
-def test_listing_the_kernels_imports_no_triton():
+def test_listing_kernels_imports_no_compiler_and_no_library_that_is_wrapped():
     code = (
-        "import sys; from tokenspeed_kernel.plugins import load_plugins; load_plugins(); print('triton' in sys.modules)"
+        "import sys; from tokenspeed_kernel.plugins import load_plugins; load_plugins(); "
+        "print([name for name in ('triton', 'cutlass', 'flashinfer', 'aiter') if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "False"
+    assert ended.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,16 @@ def test_every_architecture_has_a_tile_for_everything(architecture):
                 tile = attention_tile(kind, architecture, width, rounded)
                 assert tile.rows in (16, 32, 64, 128) and tile.keys in (16, 32, 64) and tile.warps in (4, 8)
     assert {"LANES", "PROCESSORS"} <= set(vars(configs))
+
+
+def test_the_compiler_is_told_more_on_gfx942_alone():
+    chunk, decode = {"RAGGED": True, "LATENT": False}, {"RAGGED": False, "LATENT": True}
+    for architecture in sorted(SHARED_MEMORY):
+        told = compiler_options(architecture, "attend", chunk)
+        assert told == ({"kpack": 2, "matrix_instr_nonkdim": 16} if architecture == "gfx942" else {})
+        assert "matrix_instr_nonkdim" not in compiler_options(architecture, "attend", decode)
+    assert compiler_options("gfx942", "attend", {"RAGGED": True, "LATENT": True}) == {"kpack": 2}
+    assert compiler_options("gfx942", "linear", {}) == {"kpack": 2}
 
 
 def test_row_blocks_are_powers_of_two_that_hold_the_rows():

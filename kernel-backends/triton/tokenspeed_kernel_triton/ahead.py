@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tokenspeed_kernel_triton.compiler_options import compiler_options
 from tokenspeed_kernel_triton.configs import LANES, REGISTERS, SHARED_MEMORY
 from tokenspeed_kernel_triton.loading import Launch, device_code
 
@@ -103,7 +104,11 @@ def compile_ahead(launch: Launch, architecture: str) -> Compiled:
     built = triton.compile(
         ASTSource(kernel, full, constexprs=constants, attrs=attributes),
         target=GPUTarget(backend, chip, LANES[architecture]),
-        options={"num_warps": launch.warps, "num_stages": launch.stages},
+        options={
+            "num_warps": launch.warps,
+            "num_stages": launch.stages,
+            **compiler_options(architecture, launch.function, launch.constants),
+        },
     )
     return _of_amd(built) if backend == "hip" else _of_nvidia(built)
 

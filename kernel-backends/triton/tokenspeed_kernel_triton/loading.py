@@ -6,7 +6,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import torch
+
 from tokenspeed_kernel.serving_guard import note_compilation
+from tokenspeed_kernel_triton.compiler_options import compiler_options
+from tokenspeed_kernel_triton.device import architecture_of
 from tokenspeed_kernel_triton.requirement import interpreted
 
 
@@ -57,4 +61,11 @@ class Launch:
     def run(self) -> None:
         """Puts it on the device's present stream."""
         kernel = getattr(device_code(self.module), self.function)
-        kernel[self.grid](*self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
+        options = {"num_warps": self.warps, "num_stages": self.stages, **self._options()}
+        kernel[self.grid](*self.arguments, **self.constants, **options)
+
+    def _options(self) -> dict[str, int]:
+        if interpreted():
+            return {}
+        tensor = next(argument for argument in self.arguments if isinstance(argument, torch.Tensor))
+        return compiler_options(architecture_of(tensor.device), self.function, self.constants)

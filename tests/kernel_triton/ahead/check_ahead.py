@@ -50,6 +50,15 @@ def test_it_compiles_and_fits(name: str, architecture: str) -> None:
 
 
 @pytest.mark.long
+def test_on_gfx942_chunks_of_grouped_queries_take_instructions_of_16_rows_and_decodes_fewer_registers() -> None:
+    chunk, _ = compiled("extend, 128 elements, torch.bfloat16", "gfx942")
+    assert "v_mfma_f32_16x16x16_bf16" in chunk.assembly and "v_mfma_f32_32x32x8_bf16" not in chunk.assembly
+    assert chunk.registers <= 128
+    assert compiled("decode split, 128 elements, torch.bfloat16", "gfx942")[0].registers <= 96
+    assert compiled("MLA decode split, 128 heads, torch.float8_e4m3fn", "gfx942")[0].spilled <= 64
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     "name", ["extend, 128 elements, torch.bfloat16", "MLA decode split, 128 heads, torch.bfloat16"]
