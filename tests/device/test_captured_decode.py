@@ -59,7 +59,7 @@ class Plain:
 class Ladder:
     """A provider that captures at the start, and notes in what order what is done."""
 
-    name, as_it_runs, device = "ladder", False, "cpu"
+    name, as_it_runs = "ladder", False
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -77,7 +77,7 @@ class Ladder:
         self.replays.append((before.tolist(), rows))
 
     def synchronize(self) -> None:
-        pass
+        """Everything is done at once."""
 
 
 def test_each_size_is_recorded_once_and_replayed() -> None:

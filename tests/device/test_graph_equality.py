@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_checks import step
 from plan_maker import PlanMaker, Request, groups_of
+from sparse_models import CASES, COMPRESSED_CASES, compressed_model, sparse_model
 from tiny_models import REFERENCE, build, prompt_of, resolved, save, transformers_model
 
 from tokenspeed.device import builder
@@ -29,6 +30,9 @@ from tokenspeed.recipes.resolved import ResolvedConfig
 
 FAMILIES = ("llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next", "kimi_linear")
 """Grouped queries, experts, latents, windows with sinks, and states of both kinds beside attention."""
+
+SPARSE = ("deepseek_v32", "all-kinds")
+"""Attention that chooses what it reads, and over compressed entries."""
 
 MAX_SEQS, CHUNK = 6, 256
 LIMITS = {"max_examples": 6, "deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
@@ -46,7 +50,8 @@ def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @lru_cache
     def of(family: str) -> Path:
-        return save(transformers_model(family), tmp_path_factory.mktemp(family))
+        make = {**dict.fromkeys(CASES, sparse_model), **dict.fromkeys(COMPRESSED_CASES, compressed_model)}
+        return save(make.get(family, transformers_model)(family), tmp_path_factory.mktemp(family))
 
     return of
 
@@ -128,12 +133,21 @@ def test_replays_equal_eager_steps(
     assert served(config, lengths, chunk, again) == eager
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES])
+@pytest.mark.long
+@pytest.mark.parametrize("family", [*FAMILIES, *SPARSE])
 def test_graphs_of_the_references_replay_as_they_were_captured(family: str, folder_of: Callable[[str], Path]) -> None:
     """Their tensor operations one by one. Products of PyTorch's round by the number of rows, so that tokens of another
     padding are not compared: each replay is, with its twin."""
     config = configuration(folder_of(family), reference=True, graphs="dispatch", capture_prefill_tokens=[16, 48])
     assert [len(tokens) for tokens, _ in served(config, [(21, 6), (3, 4), (30, 5)], 20, 3)] == [6, 4, 5]
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=pytest.mark.long) for name in SPARSE])
+def test_replays_of_sparse_attention_equal_eager_steps(family: str, folder_of: Callable[[str], Path]) -> None:
+    folder, lengths = folder_of(family), [(45, 9), (3, 5), (30, 7)]
+    eager = served(configuration(folder, graphs="off"), lengths, 20, 4)
+    config = configuration(folder, graphs="dispatch", capture_prefill_tokens=[8, 32, 64])
+    assert served(config, lengths, 20, 4) == eager
 
 
 class Made:

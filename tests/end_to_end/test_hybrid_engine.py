@@ -16,6 +16,7 @@ from tiny_models import prompt_of, resolved, save, transformers_model
 
 from tokenspeed.device.builder import POISON_VARIABLE
 from tokenspeed.device.cache_arena import ArenaLayout
+from tokenspeed.device.graphs.check import CHECK_VARIABLE
 from tokenspeed.messages import SamplingParameters, Submit
 from tokenspeed.models import architecture
 from tokenspeed.recipes.model_config import read_model_config
@@ -164,6 +165,21 @@ def test_company_and_retraction(pair: Pair, memory: str) -> None:
     assert (run.counters.retractions > 0) == (memory != "roomy")
     assert (run.counters.restores > 0) == (memory == "images")
     assert memory != "images" or run.counters.recomputed_tokens == 0
+    assert run.held == 0
+    assert run.tokens == alone(folder, requests)
+
+
+def test_graphs_change_no_token_where_requests_are_retracted(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes as graphs and prefills in pieces, each replay compared with its twin, which must not take a state
+    further than the replay did."""
+    monkeypatch.setenv(CHECK_VARIABLE, "1")
+    folder = pair.folder
+    requests = [submit(i, prompt_of(100 + 50 * i, i), 120, declared=False) for i in range(1, 5)]
+    config = config_of(folder, pair.tight, overlap=1)
+    captured = {"graphs": "dispatch", "capture_sizes": [1, 2, 4], "capture_prefill_tokens": [64, 256]}
+    config = config.model_copy(update={"scheduler": config.scheduler.model_copy(update=captured)})
+    run = run_requests(config, requests, gaps=(2, 1, 3))
+    assert run.counters.retractions > 0
     assert run.held == 0
     assert run.tokens == alone(folder, requests)
 

@@ -157,6 +157,7 @@ class Runner:
         """Prepares the attention of each group for the extending rows [0, n) and the decoding rows [n, B). Where all
         decode, padding behind them is rows too."""
         n, count = step.num_extends, step.rows.shape[0]
+        replays = n == 0 and self._parts.decode.replays(step.input_ids.shape[0])
         mode = ForwardMode.DECODE if n == 0 else ForwardMode.EXTEND if n == count else ForwardMode.MIXED
         lengths, prefixes = step.input_len_tensor[:n], step.prefix_len_tensor[:n]
         lengths_host, prefixes_host = lengths, prefixes
@@ -182,7 +183,7 @@ class Runner:
                 step.seq_lens[n:],
                 forward_mode=mode,
                 block_tables=self._table_tensors,
-                for_graph_replay=n == 0 and step.input_ids.shape[0] > count,
+                for_graph_replay=replays,
             )
 
     def _draw(self, hidden: torch.Tensor, step: Step, draw: Draw) -> None:

@@ -140,7 +140,7 @@ class ForwardBatch:
         """Runs ``body(batch, *arguments)``, the part of a layer that asks ``attention``: it depends on how the tokens
         belong to rows, so where a forward is captured in pieces this stays out of them (device/graphs/pieces.py).
 
-        All ``arguments`` have a row for each token; ``body`` writes the last of them and the caches, and leaves nothing
-        else that the layer reads. It takes ``attention`` and ``slots`` from the batch that it is given.
+        All ``arguments`` have a row for each token; ``body`` writes the last of them (or all within it) and the caches,
+        and leaves nothing else that the layer reads. It takes ``attention`` and ``slots`` from the batch that it is given.
         """
         body(self, *arguments)

@@ -233,7 +233,8 @@ class CompressedAttention:
         self._rms_norm(entry, self._entry_norm, self._eps, entry)
         self._rotate(entry.unsqueeze(1)[..., self._plain :], positions, None, self._cos_sin, True)
         self._write(entry, self._cache, batch.slots[self._group])
-        attended, lse = self._attend(batch, x, compressed_query, heads)
+        attended, lse = self._attended(tokens), self._total(tokens)
+        batch.apart(self._attend, x, compressed_query, heads, (attended, lse))
         self._apply_sinks(attended.view(shape), lse, self._sinks)
         self._rotate(attended.view(shape)[..., self._plain :], positions, None, self._turning_back, True)
         grouped = self._grouped(tokens)
@@ -241,20 +242,24 @@ class CompressedAttention:
         self._output(self._flat_grouped(tokens), out)
 
     def _attend(
-        self, batch: ForwardBatch, x: torch.Tensor, compressed_query: torch.Tensor, q: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 [T, heads * width] and its lse [T, heads], of the window and the entries."""
-        tokens = x.shape[0]
+        self,
+        batch: ForwardBatch,
+        x: torch.Tensor,
+        compressed_query: torch.Tensor,
+        q: torch.Tensor,
+        written: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Writes ``written``, float32 [T, heads * width] and its lse [T, heads], of the window and the entries."""
+        tokens, (attended, total) = x.shape[0], written
+        nothing, window = q[..., :0], batch.attention[self._group]
+        if self._maker is None:
+            window.attend_selected(self._place, q, nothing, window.visible, attended.view(q.shape), total)
+            return
         partials = self._partials(tokens).view(2, *q.shape)
         lse = self._lse(tokens).view(2, tokens, self._heads)
-        nothing, window = q[..., :0], batch.attention[self._group]
         window.attend_selected(self._place, q, nothing, window.visible, partials[0], lse[0])
-        if self._maker is None:
-            return partials[0].view(tokens, -1), lse[0]
         self._maker.forward(batch, x)
         entries = batch.attention[self._entries]
         chosen = entries.visible if self._indexer is None else self._indexer.forward(batch, x, compressed_query)
         entries.attend_selected(self._entries_place, q, nothing, chosen, partials[1], lse[1])
-        attended, total = self._attended(tokens), self._total(tokens)
         self._merge(partials, lse, attended.view(q.shape), total)
-        return attended, total

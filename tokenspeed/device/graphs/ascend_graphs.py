@@ -45,7 +45,6 @@ class AscendGraphs(StreamGraphs):
     """See StreamGraphs. ``npu``: the module torch.npu, which torch_npu adds to torch, or what stands in for it."""
 
     name = "ACL graphs"
-    device = "npu"
 
     def __init__(self, npu: Any) -> None:
         super().__init__(npu)

@@ -85,6 +85,10 @@ class CapturedDecode:
             return rows
         return padded_size(self._ladder, rows) or rows
 
+    def replays(self, rows: int) -> bool:
+        """Whether a decode prepared with ``rows`` rows is a replay."""
+        return rows in self._captured
+
     def __call__(self, batch: ForwardBatch, before: NDArray[np.int32]) -> torch.Tensor:
         """The forward of ``batch``, whose rows all decode; the result is overwritten by the next forward.
 
@@ -119,6 +123,7 @@ class CapturedDecode:
         if not provider.as_it_runs:
             self._ladder = tuple(self.sizes)
             graph.replay(before, rows)
+            provider.synchronize()
         return hidden
 
 

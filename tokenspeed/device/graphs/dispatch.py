@@ -93,10 +93,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _refuse(operation: Any, args: tuple[Any, ...]) -> None:
     """Raises GraphCaptureError for what a graph of a device could not make again."""
     tags = set(operation.tags)
-    by_mask = operation is torch.ops.aten.index.Tensor and not any(
+    if operation is torch.ops.aten.index.Tensor and not any(
         index.dtype in (torch.bool, torch.uint8) for index in tensors_of(args[1:])
-    )
-    if torch.Tag.data_dependent_output in tags or (torch.Tag.dynamic_output_shape in tags and not by_mask):
+    ):
+        tags.discard(torch.Tag.dynamic_output_shape)  # places, not a mask: there are as many results as places
+    if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
         raise GraphCaptureError(_read_on_the_host(str(operation)))
     if torch.Tag.nondeterministic_seeded in tags:
         raise GraphCaptureError(
@@ -135,7 +136,6 @@ class DispatchGraphs:
 
     name = "dispatch recorder"
     as_it_runs = False
-    device = "cpu"
 
     def __init__(self, *, poisoned: bool = True) -> None:
         self._poisoned = poisoned

@@ -28,8 +28,6 @@ class GpuGraph:
 class GpuGraphs(StreamGraphs):
     """See StreamGraphs. ``cuda``: the module torch.cuda, or what stands in for it."""
 
-    device = "cuda"
-
     def __init__(self, cuda: Any = torch.cuda) -> None:
         super().__init__(cuda)
         self.name = "HIP graphs" if torch.version.hip else "CUDA graphs"

@@ -28,7 +28,6 @@ class NativeGraphs:
 
     name = "recorder"
     as_it_runs = True
-    device = "cpu"
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -188,6 +188,7 @@ class CapturedPrefill:
         self._captured[tokens] = pieces
         self._ladder = tuple(self.sizes)
         pieces.replay(batch)
+        provider.synchronize()
         return pieces.hidden
 
 

@@ -45,15 +45,12 @@ class GraphProvider(Protocol):
         name: for logs.
         as_it_runs: capturing costs nothing, so that each number of rows is captured when it first comes up, without
             padding; else a ladder of sizes is captured at the start.
-        device: "cpu", "cuda" or "npu": where the tensors are.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def as_it_runs(self) -> bool: ...
-    @property
-    def device(self) -> str: ...
 
     def warm_up(self, body: Callable[[], object]) -> None:
         """Runs ``body`` as often as it must have run before it is captured: what compiles, allocates or opens a library
@@ -69,7 +66,7 @@ class GraphProvider(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Waits until all work given to the device is done."""
+        """Waits until all work given to the device is done, and raises what went wrong in it."""
         ...
 
 

@@ -25,7 +25,6 @@ class StreamGraphs:
     """
 
     name: str
-    device: str
     as_it_runs = False
 
     def __init__(self, module: Any) -> None:
