@@ -14,9 +14,11 @@ from tiny_models import build, prompt_of, resolved, save, transformers_model
 from tokenspeed.device import builder
 from tokenspeed.device.graphs.ascend_graphs import LENGTH_ARGUMENTS, AscendGraphs
 from tokenspeed.device.graphs.choice import EXCHANGED, choose_graphs, dispatch_graphs
+from tokenspeed.device.graphs.decode import CapturedDecode
 from tokenspeed.device.graphs.gpu_graphs import GpuGraphs
 from tokenspeed.device.graphs.provider import NO_LENGTHS, Graph, GraphCaptureError, GraphProvider, PieceProvider
 from tokenspeed.device.graphs.stream_graphs import StreamGraphs
+from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.recipes.resolved import ResolvedConfig, SchedulerSettings
 
 
@@ -98,6 +100,25 @@ def test_lengths_of_the_hosts_are_updated_before_each_replay_of_an_npu() -> None
         graph.replay(np.array(before, np.int32), 4)
     assert seen == [[5, 1, 8, 0]] * 2 + [[6, 2, 0, 0]] * 2
     assert set(LENGTH_ARGUMENTS) == {"actual_seq_lengths_kv", "actual_seq_kvlen"}
+
+
+def test_work_that_a_device_refuses_to_capture_runs_plainly(caplog: pytest.LogCaptureFixture) -> None:
+    cuda = StandInCuda()
+    graphs, hidden, runs = GpuGraphs(cuda), torch.zeros(2, 3), [0]
+
+    def forward(_: ForwardBatch) -> torch.Tensor:
+        runs[0] += 1
+        cuda.launch(lambda: hidden.add_(1.0))  # type: ignore[arg-type, return-value]
+        cuda.synchronize()
+        return hidden
+
+    decode = CapturedDecode(forward, graphs, sizes=(2,))
+    decode.capturing(takes=True)
+    ids = torch.zeros(2, dtype=torch.int32)
+    assert decode(ForwardBatch(ids, ids, (), ()), np.zeros(2, np.int32)) is hidden
+    assert caplog.messages == ["decode steps are not captured: operation not permitted when stream is capturing"]
+    assert (decode.sizes, runs, cuda.capturing) == ([], [4], None)
+    assert hidden[0, 0] == 3.0, "two warm runs and the plain one; what the capture noted was not done"
 
 
 def test_pieces_can_begin_and_end_on_both() -> None:
@@ -186,4 +207,5 @@ def test_a_model_is_captured_on_a_stand_in_and_gives_the_same_tokens(
     begun = sum(event.startswith("begin") for event in cuda.events)
     assert begun == 3 + 2 * (layers + 1), "a graph for each size of decodes, a piece between the layers' breaks"
     served = cuda.events[max(place for place, event in enumerate(cuda.events) if event.startswith("end")) + 1 :]
-    assert set(served) == {"replay"}, "nothing waits and nothing is captured once all is"
+    assert served[:2] == ["replay", "synchronize"], "the last size is run once, to see that it runs"
+    assert set(served[2:]) == {"replay"}, "nothing waits and nothing is captured once all is"

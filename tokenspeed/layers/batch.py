@@ -141,6 +141,6 @@ class ForwardBatch:
         belong to rows, so where a forward is captured in pieces this stays out of them (device/graphs/pieces.py).
 
         All ``arguments`` have a row for each token; ``body`` writes the last of them (or all within it) and the caches,
-        and leaves nothing else that the layer reads. It takes ``attention`` and ``slots`` from the batch that it is given.
+        and leaves nothing else that the layer reads. It takes ``attention`` and ``slots`` from the batch it is given.
         """
         body(self, *arguments)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from tokenspeed.device.graphs.check import ReplayCheck
-from tokenspeed.device.graphs.provider import Graph, GraphCaptureError, GraphProvider
+from tokenspeed.device.graphs.provider import Graph, GraphProvider
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.recipes.capture_ladder import padded_size
 from tokenspeed_kernel.serving_guard import process_guard
@@ -115,7 +115,9 @@ class CapturedDecode:
         try:
             provider.warm_up(lambda: self._forward(batch))
             hidden, graph = provider.capture(lambda: self._forward(batch))
-        except GraphCaptureError as error:
+        except RuntimeError as error:
+            # A device's own word for work that cannot be captured is a RuntimeError too; what is wrong with the forward
+            # itself comes up again below.
             logger.warning("decode steps are not captured: %s", error)
             self._takes, self._provider = False, None
             return self._forward(batch)
