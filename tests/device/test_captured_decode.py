@@ -121,6 +121,20 @@ def test_what_cannot_be_recorded_runs_plainly_and_is_said_once(caplog: pytest.Lo
     ]
 
 
+def test_an_error_of_a_step_that_is_recorded_comes_through() -> None:
+    """It ran: once more, and states would go a token too far."""
+    tape, plain = Tape(), Plain()
+
+    def breaks(given: ForwardBatch) -> torch.Tensor:
+        plain(given)
+        raise RuntimeError("a peer is gone")
+
+    decode = CapturedDecode(breaks, NativeGraphs(tape), sizes=(1, 2))
+    with pytest.raises(RuntimeError, match="a peer is gone"):
+        decode(batch(2), before(2))
+    assert plain.calls == [2]
+
+
 def test_a_ladder_is_captured_when_it_is_taken_and_pads_afterwards() -> None:
     provider, plain = Ladder(), Plain()
     decode = CapturedDecode(plain, provider, sizes=(1, 4, 8))

@@ -116,7 +116,7 @@ def test_work_that_a_device_refuses_to_capture_runs_plainly(caplog: pytest.LogCa
     decode.capturing(takes=True)
     ids = torch.zeros(2, dtype=torch.int32)
     assert decode(ForwardBatch(ids, ids, (), ()), np.zeros(2, np.int32)) is hidden
-    assert caplog.messages == ["decode steps are not captured: operation not permitted when stream is capturing"]
+    assert caplog.messages[1:] == ["decode steps are not captured: operation not permitted when stream is capturing"]
     assert (decode.sizes, runs, cuda.capturing) == ([], [4], None)
     assert hidden[0, 0] == 3.0, "two warm runs and the plain one; what the capture noted was not done"
 

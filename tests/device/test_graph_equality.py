@@ -18,6 +18,7 @@ from sparse_models import CASES, COMPRESSED_CASES, compressed_model, sparse_mode
 from tiny_models import REFERENCE, build, prompt_of, resolved, save, transformers_model
 
 from tokenspeed.device import builder
+from tokenspeed.device.attention.backends import backend_class, backend_names
 from tokenspeed.device.attention.paged_rows import Rows
 from tokenspeed.device.builder import POISON_VARIABLE, DeviceBuild
 from tokenspeed.device.graphs.check import CHECK_VARIABLE
@@ -131,6 +132,22 @@ def test_replays_equal_eager_steps(
     eager = served(configuration(folder, graphs="off"), lengths, chunk, again)
     config = configuration(folder, graphs="dispatch", capture_sizes=sizes, capture_prefill_tokens=prefills)
     assert served(config, lengths, chunk, again) == eager
+
+
+@pytest.mark.long
+def test_every_attention_backend_is_among_what_is_replayed(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: set[str] = set()
+
+    def noting(name: str) -> object:
+        used.add(name)
+        return backend_class(name)
+
+    monkeypatch.setattr(builder, "backend_class", noting)
+    for family in (*FAMILIES, *SPARSE):
+        build(configuration(folder_of(family), graphs="off")).handle.shutdown()
+    assert used == set(backend_names())
 
 
 @pytest.mark.long

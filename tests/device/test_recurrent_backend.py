@@ -90,6 +90,14 @@ def test_decoding_rows_come_behind_extending_ones_and_padding_is_nobodys() -> No
     assert rows.now == [[0, 4, 5, 6, 7], [0, 5, 6, 0], [3, 4, 6, 0]]
 
 
+def test_padding_is_nobodys_where_others_were_before() -> None:
+    rows = Rows()
+    rows.extend([], [], [])
+    rows.decode([1, 2, 3])
+    rows.decode([2], padded=2)
+    assert rows.now == [[0, 1, 2, 3], [5, 0, 0], [4, 0, 0]]
+
+
 def test_decode_sizes_keep_their_memory_and_forget_rows_before() -> None:
     rows = Rows()
     rows.extend([], [], [])

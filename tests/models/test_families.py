@@ -118,7 +118,7 @@ def test_logits_greedy_tokens_chunks_company_and_hits(
     """The kernels that are chosen, past every window; neither chunks, company nor a prefix hit change a token; steps
     are recorded."""
     model, folder = pair
-    with caplog.at_level(logging.INFO, logger="tokenspeed.device.graphs.decode"):
+    with caplog.at_level(logging.INFO, logger="tokenspeed.device.graphs"):
         device = build(resolved(folder, chunk=CHUNK, enforce="determinism"))
     try:
         assert all(name.startswith("cpu_") for name in device.specs.kernels.values())

@@ -42,12 +42,9 @@ class AscendGraph:
 
 
 class AscendGraphs(StreamGraphs):
-    """See StreamGraphs. ``npu``: the module torch.npu, which torch_npu adds to torch, or what stands in for it."""
+    """See StreamGraphs; the module is torch.npu, which torch_npu adds to torch, or what stands in for it."""
 
     name = "ACL graphs"
-
-    def __init__(self, npu: Any) -> None:
-        super().__init__(npu)
 
     def _new(self) -> tuple[Any, Any]:
         graph = self._module.NPUGraph()

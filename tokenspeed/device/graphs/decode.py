@@ -9,7 +9,7 @@ three launches among hundreds.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +18,10 @@ from numpy.typing import NDArray
 
 from tokenspeed.device.graphs.check import ReplayCheck
 from tokenspeed.device.graphs.provider import Graph, GraphProvider
+from tokenspeed.device.graphs.steps import CapturedSteps, Forward, same_addresses
 from tokenspeed.layers.batch import ForwardBatch
-from tokenspeed.recipes.capture_ladder import padded_size
-from tokenspeed_kernel.serving_guard import process_guard
 
 logger = logging.getLogger(__name__)
-
-Forward = Callable[[ForwardBatch], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class _Captured:
     graph: Graph
 
 
-class CapturedDecode:
+class CapturedDecode(CapturedSteps[GraphProvider, _Captured]):
     """``forward`` for decoding rows, one token each, padded to the next captured size.
 
     Args:
@@ -46,44 +43,20 @@ class CapturedDecode:
         check: looks at every replay; None: nobody does.
     """
 
+    kind, unit = "decode", "rows"
+
     def __init__(
         self, forward: Forward, provider: GraphProvider | str, *, sizes: Sequence[int], check: ReplayCheck | None = None
     ) -> None:
-        self._forward = forward
-        self._provider: GraphProvider | None = None
-        self._wanted = frozenset(sizes)
-        self._check = check
-        self._captured: dict[int, _Captured] = {}
-        self._ladder: tuple[int, ...] = ()
-        self._takes = False
         if isinstance(provider, str):
             logger.info("decode steps are not captured: %s", provider)
-        elif sizes:
-            self._provider = provider
-            self._takes = provider.as_it_runs
-
-    @property
-    def sizes(self) -> list[int]:
-        """The numbers of rows captured so far."""
-        return sorted(self._captured)
-
-    @property
-    def to_capture(self) -> list[int]:
-        """What the start has to capture, the largest first: the memory pool is then as large as it gets, and smaller
-        graphs find room in it."""
-        provider = self._provider
-        return [] if provider is None or provider.as_it_runs else sorted(self._wanted, reverse=True)
-
-    def capturing(self, *, takes: bool) -> None:
-        """From now on sizes that come up are captured, or no more are."""
-        self._takes = takes
+        super().__init__(None if isinstance(provider, str) else provider, sizes)
+        self._forward = forward
+        self._check = check
 
     def rows_for(self, rows: int) -> int:
-        """The rows that a decode of ``rows`` is to be prepared with: the next captured size, or as many where there is
-        none or it is just being captured."""
-        if not self._ladder or self._takes:
-            return rows
-        return padded_size(self._ladder, rows) or rows
+        """The rows that a decode of ``rows`` is to be prepared with."""
+        return self._padded(rows)
 
     def replays(self, rows: int) -> bool:
         """Whether a decode prepared with ``rows`` rows is a replay."""
@@ -100,40 +73,21 @@ class CapturedDecode:
             return self._capture(batch, rows, before) if self._takes and rows in self._wanted else self._forward(batch)
         if not (batch.attention is found.batch.attention and same_addresses(found.batch, batch)):
             return self._forward(batch)
-        if self._check is not None:
-            hidden = found.hidden
-            self._check.replay(lambda: found.graph.replay(before, rows), hidden, lambda: self._forward(batch))
-        else:
+        if self._check is None:
             found.graph.replay(before, rows)
+        else:
+            graph = found.graph
+            self._check.replay(lambda: graph.replay(before, rows), found.hidden, lambda: self._forward(batch))
         return found.hidden
 
     def _capture(self, batch: ForwardBatch, rows: int, before: NDArray[np.int32]) -> torch.Tensor:
-        provider = self._provider
-        assert provider is not None, "nothing is taken without a provider"
-        if not provider.as_it_runs:
-            process_guard().check("capture", f"decode of {rows} rows")
-        try:
+        def make(provider: GraphProvider) -> _Captured:
             provider.warm_up(lambda: self._forward(batch))
-            hidden, graph = provider.capture(lambda: self._forward(batch))
-        except RuntimeError as error:
-            # A device's own word for work that cannot be captured is a RuntimeError too; what is wrong with the forward
-            # itself comes up again below.
-            logger.warning("decode steps are not captured: %s", error)
-            self._takes, self._provider = False, None
-            return self._forward(batch)
-        self._captured[rows] = _Captured(batch, hidden, graph)
-        if not provider.as_it_runs:
-            self._ladder = tuple(self.sizes)
-            graph.replay(before, rows)
-            provider.synchronize()
-        return hidden
+            captured = _Captured(batch, *provider.capture(lambda: self._forward(batch)))
+            if not provider.as_it_runs:
+                captured.graph.replay(before, rows)
+                provider.synchronize()
+            return captured
 
-
-def same_addresses(captured: ForwardBatch, batch: ForwardBatch) -> bool:
-    """Whether the inputs lie where the captured ones did."""
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = [
-        (captured.input_ids, batch.input_ids),
-        (captured.positions, batch.positions),
-        *zip(captured.slots, batch.slots, strict=True),
-    ]
-    return all(old.data_ptr() == new.data_ptr() for old, new in pairs)
+        kept = self._take(rows, make)
+        return self._forward(batch) if kept is None else kept.hidden

@@ -29,8 +29,8 @@ class GpuGraphs(StreamGraphs):
     """See StreamGraphs. ``cuda``: the module torch.cuda, or what stands in for it."""
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
-        super().__init__(cuda)
         self.name = "HIP graphs" if torch.version.hip else "CUDA graphs"
+        super().__init__(cuda)
 
     def _new(self) -> tuple[Any, Any]:
         graph = self._module.CUDAGraph()

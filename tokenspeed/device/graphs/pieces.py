@@ -14,11 +14,9 @@ from typing import NoReturn
 import torch
 
 from tokenspeed.device.graphs.check import ReplayCheck
-from tokenspeed.device.graphs.decode import Forward, same_addresses
 from tokenspeed.device.graphs.provider import NO_LENGTHS, Graph, GraphCaptureError, GraphProvider, PieceProvider
+from tokenspeed.device.graphs.steps import CapturedSteps, Forward, same_addresses
 from tokenspeed.layers.batch import Attention, Body, ForwardBatch
-from tokenspeed.recipes.capture_ladder import padded_size
-from tokenspeed_kernel.serving_guard import process_guard
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +107,7 @@ class _TwinBatch(ForwardBatch):
         Break(body, arguments).run(self.real)
 
 
-class CapturedPrefill:
+class CapturedPrefill(CapturedSteps[PieceProvider, Pieces]):
     """The forward of steps with prefilling rows, in pieces where a captured number of tokens has room for it.
 
     Args:
@@ -117,44 +115,22 @@ class CapturedPrefill:
         sizes: the numbers of tokens to capture, ascending; none, and every step runs plainly.
     """
 
+    kind, unit = "prefill", "tokens"
+
     def __init__(
         self, forward: Forward, provider: GraphProvider | str, *, sizes: Sequence[int], check: ReplayCheck | None = None
     ) -> None:
+        pieces = provider if isinstance(provider, PieceProvider) else None
+        if sizes and pieces is None:
+            reason = provider if isinstance(provider, str) else f"the {provider.name} captures whole forwards alone"
+            logger.info("prefill steps are not captured: %s", reason)
+        super().__init__(pieces, sizes)
         self._forward = forward
-        self._provider: PieceProvider | None = None
-        self._wanted = frozenset(sizes)
         self._check = check
-        self._captured: dict[int, Pieces] = {}
-        self._ladder: tuple[int, ...] = ()
-        self._takes = False
-        if not sizes:
-            return
-        if isinstance(provider, str):
-            logger.info("prefill steps are not captured: %s", provider)
-        elif not isinstance(provider, PieceProvider):
-            logger.info("prefill steps are not captured: the %s captures whole forwards alone", provider.name)
-        else:
-            self._provider = provider
-
-    @property
-    def sizes(self) -> list[int]:
-        """The numbers of tokens captured so far."""
-        return sorted(self._captured)
-
-    @property
-    def to_capture(self) -> list[int]:
-        """What the start has to capture, the largest first."""
-        return [] if self._provider is None else sorted(self._wanted, reverse=True)
-
-    def capturing(self, *, takes: bool) -> None:
-        """From now on numbers of tokens that come up are captured, or no more are."""
-        self._takes = takes
 
     def tokens_for(self, tokens: int) -> int:
         """The tokens that a step of ``tokens`` is to be prepared with."""
-        if self._takes or not self._ladder:
-            return tokens
-        return padded_size(self._ladder, tokens) or tokens
+        return self._padded(tokens)
 
     def __call__(self, batch: ForwardBatch, padded: ForwardBatch) -> torch.Tensor:
         """The forward of ``batch``, float32 [T or more, H]; overwritten by the next. ``padded`` has the same inputs,
@@ -175,21 +151,15 @@ class CapturedPrefill:
         return found.hidden
 
     def _capture(self, batch: ForwardBatch, padded: ForwardBatch) -> torch.Tensor:
-        provider, tokens = self._provider, padded.input_ids.shape[0]
-        assert provider is not None, "nothing is taken without a provider"
-        process_guard().check("capture", f"prefill of {tokens} tokens")
-        try:
+        def make(provider: PieceProvider) -> Pieces:
             provider.warm_up(lambda: self._forward(batch))
             pieces = _capture(self._forward, provider, batch, padded)
-        except RuntimeError as error:  # of the device, or ours: see CapturedDecode
-            logger.warning("prefill steps are not captured: %s", error)
-            self._takes, self._provider = False, None
-            return self._forward(batch)
-        self._captured[tokens] = pieces
-        self._ladder = tuple(self.sizes)
-        pieces.replay(batch)
-        provider.synchronize()
-        return pieces.hidden
+            pieces.replay(batch)
+            provider.synchronize()
+            return pieces
+
+        kept = self._take(padded.input_ids.shape[0], make)
+        return self._forward(batch) if kept is None else kept.hidden
 
 
 def _capture(forward: Forward, provider: PieceProvider, batch: ForwardBatch, padded: ForwardBatch) -> Pieces:

@@ -1,10 +1,14 @@
 """What graphs of devices with streams share: one memory pool, one side stream that all captures run on, warm runs."""
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from tokenspeed.device.graphs.check import CHECK_VARIABLE
 from tokenspeed.device.graphs.provider import Graph, GraphCaptureError, capture_between
+
+logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -32,6 +36,9 @@ class StreamGraphs:
         self._stream = module.Stream()
         self._pool = module.graph_pool_handle()
         self._open: tuple[Any, Any] | None = None
+        logger.warning(
+            "%s have never run on hardware; %s=1 compares each with the plain forward", self.name, CHECK_VARIABLE
+        )
 
     def _new(self) -> tuple[Any, Any]:
         """A graph of the device's, and the context that captures it."""

@@ -117,10 +117,12 @@ class Backend(PagedRows):
         """The lists of all tokens; those of decoding ones, where no others are, in ``lists``."""
         device = lists.device
         ends = []  # the position behind each token's own
-        for _, rows, starts in self._kinds():
-            tokens = self.extend_tokens if rows is self.extend else rows.count
-            behind = torch.repeat_interleave(rows.lengths - starts[1:], starts.diff(), output_size=tokens)
+        if self.extend_tokens:
+            starts, tokens = self.query_start, self.extend_tokens
+            behind = torch.repeat_interleave(self.extend.lengths - starts[1:], starts.diff(), output_size=tokens)
             ends.append(torch.arange(1, tokens + 1, dtype=torch.int32, device=device) + behind)
+        if self.decode.count:
+            ends.append(self.decode.lengths)
         if not ends:
             return lists[:0]
         stop = (torch.cat(ends).clamp(min=0) // self._stride).unsqueeze(1)
