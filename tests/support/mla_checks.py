@@ -6,12 +6,17 @@ tests.
 
 import contextlib
 import io
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
+from unittest.mock import patch
 
 import torch
+from cuda.bindings.driver import CUstream
 from mla_machine import decode_runner, on_machine, prefill_runner
 from ptx_arithmetic import MachineError
 from ptx_host import shared_bytes, tensor_columns
@@ -21,11 +26,10 @@ from tokenspeed_kernel.numerics.__main__ import main as check_numerics
 from tokenspeed_kernel.ops.mla import reference_mla_decode_partial
 from tokenspeed_kernel.ops.ragged import reference_ragged
 from tokenspeed_kernel.plugins import load_plugins
-from tokenspeed_mla import DecodePlan, mla_decode, mla_prefill
+from tokenspeed_mla import DecodePlan, compilation, compiled_store, mla_decode, mla_prefill
 from tokenspeed_mla.addressing import PAIR_KEYS, PAIR_ROWS, TILE_KEYS, TILE_ROWS
 from tokenspeed_mla.ahead import MachineCode, compile_ahead
-from tokenspeed_mla.ahead import variants as all_variants
-from tokenspeed_mla.compilation import BLACKWELLS, HOPPER, decode_variant
+from tokenspeed_mla.compilation import BLACKWELLS, HOPPER, compile_merge, decode_variant, merge_variant
 from tokenspeed_mla.kernels import blackwell as blackwell_decode
 from tokenspeed_mla.kernels import blackwell_pair, blackwell_steps, hopper_prefill_steps, hopper_steps
 from tokenspeed_mla.plan import tile_rows_of
@@ -258,15 +262,35 @@ def prefill(architecture: str, causal: int) -> None:
         compare_prefill([(9, 260), (2, 129)], 2, bool(causal), torch.float16, architecture, late)
 
 
-def everything_compiles() -> None:
-    """Every variant, without a warning and without a spill."""
-    for variant in all_variants():
-        code = compile_ahead(variant)
-        # The merge keeps an address while the exact reciprocal is called, once a row.
-        most = 8 if variant.kernel == "merge" else 0
-        assert code.stack_bytes <= most, f"{variant}: {code.stack_bytes} bytes of stack"
-        limit = 168 if variant.architecture == HOPPER else blackwell_steps.MOST_REGISTERS
-        assert code.registers <= limit, f"{variant}: {code.registers} registers"
+def store() -> None:
+    """A kernel is compiled once and found by the next process; what cannot be read is compiled anew."""
+    variant = merge_variant(HOPPER, torch.bfloat16)
+    with tempfile.TemporaryDirectory() as place, patch.dict(os.environ, {compiled_store.VARIABLE: place}):
+        compiled = compile_merge(HOPPER, torch.bfloat16)
+        (kept,) = Path(place).iterdir()
+        compilation._compiled.clear()  # as in the next process
+        with patch.object(compilation, "compile_variant", side_effect=AssertionError("compiled anew")):
+            found = compile_merge(HOPPER, torch.bfloat16)
+        assert found is not compiled
+        if not torch.cuda.is_available():
+            assert "cudaErrorInsufficientDriver" in failure_of(found)
+        compilation._compiled.clear()
+        kept.write_bytes(b"no object")
+        compile_merge(HOPPER, torch.bfloat16)
+        assert kept.stat().st_size > 1000
+        assert kept.stem == compiled_store.key_of(variant, compilation.OPTIONS)
+
+
+def failure_of(merge: Callable[..., None]) -> str:
+    """How a launch fails where there is no driver: once its arguments were taken."""
+    parts = torch.zeros(1, 1, 1, 512)
+    out, sums = torch.zeros(1, 512, dtype=torch.bfloat16), torch.zeros(1, 1, 1)
+    pointers = [compilation.address_of(tensor, 16) for tensor in (parts, sums, out, sums)]
+    try:
+        merge(*pointers, 1, 1, 1, 512, 512, 1, 1, CUstream(0))
+    except Exception as error:
+        return str(error)
+    raise AssertionError("a kernel ran without a GPU")
 
 
 def numerics(architecture: str, kernel: str) -> None:
@@ -287,8 +311,8 @@ CHECKS: dict[str, Callable[..., None]] = {
     "same_text": same_text,
     "faults": faults,
     "prefill": prefill,
+    "store": store,
     "shapes": shapes,
-    "everything_compiles": everything_compiles,
     "numerics": numerics,
 }
 

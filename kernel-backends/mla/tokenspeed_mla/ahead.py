@@ -1,6 +1,6 @@
 """What the compiler makes of a kernel, looked at without a GPU: its PTX, its machine code, and what a thread takes.
 
-``python -m tokenspeed_mla.ahead`` prints a table of every variant.
+``python -m tokenspeed_mla.ahead`` prints a table.
 """
 
 import struct
@@ -12,8 +12,7 @@ import torch
 
 from tokenspeed_mla.addressing import PAGE_SIZES, PAIR_ROWS, TILE_ROWS
 from tokenspeed_mla.compilation import (
-    DECODING,
-    ELEMENTS,
+    BLACKWELLS,
     HOPPER,
     OUTPUTS,
     Variant,
@@ -98,24 +97,31 @@ def _attributes(content: bytes) -> list[tuple[int, int]]:
 
 
 def variants() -> list[Variant]:
-    """Every variant there is; of the merge, one output on other architectures."""
-    decodes = [
-        decode_variant(architecture, element, output, page, tile_rows)
-        for architecture in DECODING
-        for tile_rows in ((TILE_ROWS,) if architecture == HOPPER else (TILE_ROWS, PAIR_ROWS))
-        for element in ELEMENTS
-        for output in (element, torch.float32)
-        for page in PAGE_SIZES
+    """Some of every kind: decodes by all page sizes, then by every pair of types; the code for sm_103a is that for
+    sm_100a. Prefills with a mask and without. Merges for every output, and for one on other architectures."""
+    chosen = []
+    for architecture, tile_rows in ((HOPPER, TILE_ROWS), (BLACKWELLS[0], TILE_ROWS), (BLACKWELLS[0], PAIR_ROWS)):
+        chosen += [decode_variant(architecture, torch.bfloat16, torch.bfloat16, page, tile_rows) for page in PAGE_SIZES]
+        chosen += [
+            decode_variant(architecture, element, output, 64, tile_rows)
+            for element, output in (
+                (torch.bfloat16, torch.float32),
+                (torch.float16, torch.float16),
+                (torch.float16, torch.float32),
+            )
+        ]
+    chosen += [
+        decode_variant(BLACKWELLS[1], torch.bfloat16, torch.bfloat16, 64, tile_rows)
+        for tile_rows in (TILE_ROWS, PAIR_ROWS)
     ]
-    merges = [merge_variant(HOPPER, output) for output in OUTPUTS]
-    prefills = [
-        prefill_variant(HOPPER, element, output, causal)
-        for element in ELEMENTS
-        for output in (element, torch.float32)
+    chosen += [
+        prefill_variant(HOPPER, torch.bfloat16, output, causal)
+        for output in (torch.bfloat16, torch.float32)
         for causal in (False, True)
     ]
-    others = [merge_variant(architecture, torch.bfloat16) for architecture in OTHER_ARCHITECTURES]
-    return decodes + prefills + merges + others
+    chosen.append(prefill_variant(HOPPER, torch.float16, torch.float16, True))
+    chosen += [merge_variant(HOPPER, output) for output in OUTPUTS]
+    return chosen + [merge_variant(architecture, torch.bfloat16) for architecture in OTHER_ARCHITECTURES]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Compiles the kernels, each variant once a process.
+"""Compiles the kernels, each variant once a process, and not at all where an earlier process did (compiled_store.py).
 
 A variant is what the machine code depends on: architecture, element types, page size, and the compiler's version.
 Batch, heads, queries, splits, lengths and strides are arguments of the code, so nothing is compiled anew when they
@@ -18,6 +18,7 @@ import torch
 
 from tokenspeed_kernel.serving_guard import note_compilation
 from tokenspeed_mla.addressing import PAGE_SIZES, PAIR_ROWS, TILE_ROWS
+from tokenspeed_mla.compiled_store import keep, key_of, load
 
 HOPPER = "sm_90a"
 """Where wgmma exists, and nowhere else."""
@@ -153,8 +154,13 @@ def _get(variant: Variant) -> Any:
     with _lock:
         found = _compiled.get(variant)
         if found is None:
-            note_compilation(str(variant))
-            found = _compiled[variant] = compile_variant(variant)
+            key = key_of(variant, OPTIONS)
+            found = load(key)
+            if found is None:
+                note_compilation(str(variant))
+                found = compile_variant(variant)
+                keep(key, found)
+            _compiled[variant] = found
     return found
 
 
