@@ -2,8 +2,8 @@
 
 usage: describe_mla_kernels.py [--check]
 
---check writes nothing and ends with 1 where the page says something else. Compiles some variants of every kind, in about
-two minutes, and ends with an error where one spills registers; needs nvidia-cutlass-dsl and no GPU.
+--check writes nothing and ends with 1 where the page says something else. Compiles some variants of every kind, in
+about two minutes, and ends with an error where one spills registers; needs nvidia-cutlass-dsl and no GPU.
 """
 
 import sys
@@ -23,7 +23,14 @@ from tokenspeed_mla.addressing import (
 )
 from tokenspeed_mla.ahead import compile_ahead, variants
 from tokenspeed_mla.compilation import HOPPER, Variant
-from tokenspeed_mla.kernels import blackwell, blackwell_pair, blackwell_steps, hopper_prefill_steps, hopper_steps
+from tokenspeed_mla.kernels import (
+    blackwell,
+    blackwell_pair,
+    blackwell_prefill,
+    blackwell_steps,
+    hopper_prefill_steps,
+    hopper_steps,
+)
 from tokenspeed_mla.kernels.merge import LANES, WARPS
 from tokenspeed_mla.plan import DecodePlan, tile_rows_of
 
@@ -62,6 +69,8 @@ def facts(variant: Variant) -> tuple[int, int, int, int]:
     have."""
     if variant.kernel == "merge":
         return WARPS * LANES, 0, 0, 255
+    if variant.kernel == "prefill" and variant.architecture != HOPPER:
+        return blackwell_prefill.THREADS, blackwell_prefill.SHARED_BYTES, blackwell_steps.TENSOR_COLUMNS, 168
     if variant.kernel == "prefill":
         return hopper_prefill_steps.THREADS, hopper_prefill_steps.SHARED_BYTES, 0, 168
     if variant.architecture == HOPPER:
@@ -90,8 +99,8 @@ def compiled() -> list[str]:
 def expected() -> list[str]:
     """The roofline of some decodes. A product of 64 rows takes Blackwell's tensor core as long as one of 128."""
     lines = [
-        "| GPU | heads | requests | queries | tokens | tile | splits | blocks | workspace, MB | read, µs | products, µs "
-        "| bound |",
+        "| GPU | heads | requests | queries | tokens | tile | splits | blocks | workspace, MB | read, µs | "
+        "products, µs | bound |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for gpu in (H200, B200):

@@ -46,13 +46,9 @@ def test_every_variant_is_right(architecture, half, page):
 
 @pytest.mark.long
 @pytest.mark.parametrize("causal", [0, 1], ids=["all_keys", "causal"])
-def test_the_prefill_has_the_instructions_and_is_right(causal):
-    run("prefill", "sm_90a", causal)
-
-
-@pytest.mark.long
-def test_the_registered_prefill_passes_the_numerics_of_its_operation():
-    run("numerics", "sm_90a", "mla_cute_ragged")
+@both_generations
+def test_the_prefill_has_the_instructions_and_is_right(architecture, causal):
+    run("prefill", architecture, causal)
 
 
 @pytest.mark.long
@@ -61,7 +57,7 @@ def test_what_one_process_compiled_the_next_one_finds():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kernel", ["mla_decode", "mla_decode_partial", "mla_extend", "merge_partials"])
+@pytest.mark.parametrize("kernel", ["mla_decode", "mla_decode_partial", "mla_extend", "merge_partials", "ragged"])
 @both_generations
 def test_the_registered_kernels_pass_the_numerics_of_their_operation(architecture, kernel):
     run("numerics", architecture, f"mla_cute_{kernel}")

@@ -68,7 +68,7 @@ def test_other_gpus_are_refused_with_the_reason(architecture, reason):
 
 def test_without_the_compiler_the_reason_names_its_package(monkeypatch):
     monkeypatch.setattr(mla_requirement, "find_spec", lambda name: None)
-    assert "nvidia-cutlass-dsl" in str(mla_requirement.WHERE_DECODED.refusal(gpu(9, 0)))
+    assert "nvidia-cutlass-dsl" in str(mla_requirement.WHERE_ATTENDED.refusal(gpu(9, 0)))
 
 
 @pytest.mark.parametrize("page", [8, 48, 256])

@@ -43,6 +43,12 @@ PREFILL_QUERIES = 128
 PREFILL_KEYS = 128
 """Keys of one step of its walk."""
 
+DOUBLE_QUERIES = 256
+"""Queries of a block of the prefill on Blackwell: two tiles."""
+
+DOUBLE_KEYS = 64
+"""Keys of one step of its walk."""
+
 PAGE_SIZES = (16, 32, 64, 128)
 """Tokens of a page: those that cut a step into whole pages, or are cut into whole steps."""
 

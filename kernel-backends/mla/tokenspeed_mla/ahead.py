@@ -114,12 +114,14 @@ def variants() -> list[Variant]:
         decode_variant(BLACKWELLS[1], torch.bfloat16, torch.bfloat16, 64, tile_rows)
         for tile_rows in (TILE_ROWS, PAIR_ROWS)
     ]
-    chosen += [
-        prefill_variant(HOPPER, torch.bfloat16, output, causal)
-        for output in (torch.bfloat16, torch.float32)
-        for causal in (False, True)
-    ]
-    chosen.append(prefill_variant(HOPPER, torch.float16, torch.float16, True))
+    for architecture in (HOPPER, BLACKWELLS[0]):
+        chosen += [
+            prefill_variant(architecture, torch.bfloat16, torch.bfloat16, False),
+            prefill_variant(architecture, torch.bfloat16, torch.bfloat16, True),
+            prefill_variant(architecture, torch.bfloat16, torch.float32, True),
+            prefill_variant(architecture, torch.float16, torch.float16, True),
+        ]
+    chosen.append(prefill_variant(BLACKWELLS[1], torch.bfloat16, torch.bfloat16, True))
     chosen += [merge_variant(HOPPER, output) for output in OUTPUTS]
     return chosen + [merge_variant(architecture, torch.bfloat16) for architecture in OTHER_ARCHITECTURES]
 

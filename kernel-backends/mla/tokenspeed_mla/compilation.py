@@ -26,11 +26,8 @@ HOPPER = "sm_90a"
 BLACKWELLS = ("sm_100a", "sm_103a")
 """Where tcgen05 exists, and this compiler makes code for it: version 4.8.1 fails on sm_107a."""
 
-DECODING = (HOPPER, *BLACKWELLS)
-"""The architectures that there is a decode for."""
-
-PREFILLING = (HOPPER,)
-"""Those that there is a prefill for."""
+ATTENDING = (HOPPER, *BLACKWELLS)
+"""The architectures that there are a decode and a prefill for."""
 
 _INDEPENDENT = ("sm_80", "sm_86", "sm_87", "sm_89")
 """Where a kernel begins when the one before it has ended, and not before."""
@@ -85,8 +82,8 @@ def decode_variant(
 ) -> Variant:
     """The variant of the decode for these; raises ValueError where there is none, ImportError without
     nvidia-cutlass-dsl."""
-    if architecture not in DECODING:
-        raise ValueError(f"mla decode: no kernel for {architecture}; there is one for {', '.join(DECODING)}")
+    if architecture not in ATTENDING:
+        raise ValueError(f"mla decode: no kernel for {architecture}; there is one for {', '.join(ATTENDING)}")
     if element not in ELEMENTS:
         raise ValueError(f"mla decode: element type {element}; use one of {', '.join(map(str, ELEMENTS))}")
     if page_size not in PAGE_SIZES:
@@ -101,8 +98,8 @@ def decode_variant(
 
 def prefill_variant(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Variant:
     """The variant of the prefill for these; raises as decode_variant does."""
-    if architecture not in PREFILLING:
-        raise ValueError(f"mla prefill: no kernel for {architecture}; there is one for {', '.join(PREFILLING)}")
+    if architecture not in ATTENDING:
+        raise ValueError(f"mla prefill: no kernel for {architecture}; there is one for {', '.join(ATTENDING)}")
     if element not in ELEMENTS:
         raise ValueError(f"mla prefill: element type {element}; use one of {', '.join(map(str, ELEMENTS))}")
     return Variant("prefill", architecture, element, _checked(output), 0, _compiler(), causal)
@@ -122,8 +119,8 @@ def compile_decode(
 
 
 def compile_prefill(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Any:
-    """The compiled prefill, called as HopperPrefill.__call__ (kernels/hopper_prefill.py) without ``self``. Raises
-    CompileError, and what prefill_variant does."""
+    """The compiled prefill, called as HopperPrefill.__call__ (kernels/hopper_prefill.py) without ``self``, on
+    Blackwell too. Raises CompileError, and what prefill_variant does."""
     return _get(prefill_variant(architecture, element, output, causal))
 
 
@@ -253,12 +250,14 @@ def _trace_prefill(variant: Variant, options: str) -> Any:
     import cutlass.cute as cute
     from cuda.bindings.driver import CUstream
 
+    from tokenspeed_mla.kernels.blackwell_prefill import BlackwellPrefill
     from tokenspeed_mla.kernels.hopper_prefill import HopperPrefill
 
     assert variant.element is not None
+    kernel_type: Any = HopperPrefill if variant.architecture == HOPPER else BlackwellPrefill
     pointers = [_some(variant.element, 16) for _ in range(3)] + [_some(torch.int32), _some(torch.int32)]
     pointers += [_some(variant.output, 16), _some(torch.float32)]
-    kernel = HopperPrefill(element_type(variant.element), element_type(variant.output), variant.causal)
+    kernel = kernel_type(element_type(variant.element), element_type(variant.output), variant.causal)
     return cute.compile(kernel, *pointers, *[1] * 10, 1.0, CUstream(0), options=options)
 
 

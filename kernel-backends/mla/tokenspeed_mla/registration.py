@@ -10,7 +10,7 @@ from tokenspeed_kernel.signature import BFLOAT16, FLOAT32, FormatSignature
 from tokenspeed_kernel.traits import TraitBound, one_of
 from tokenspeed_mla import operations
 from tokenspeed_mla.addressing import EXPANDED, LATENT, PAGE_SIZES, ROTARY, VALUE
-from tokenspeed_mla.requirement import ON_ANY, WHERE_DECODED, WHERE_PREFILLED
+from tokenspeed_mla.requirement import ON_ANY, WHERE_ATTENDED
 
 SOLUTION = "mla_cute"
 
@@ -49,9 +49,9 @@ def _register(
 
 def register() -> None:
     """Registers every kernel of this package."""
-    _register("mla_decode", operations.decode, WHERE_DECODED, _READS, _READ)
-    _register("mla_decode_partial", operations.decode_partial, WHERE_DECODED, _READS, _READ)
-    _register("mla_extend", operations.extend, WHERE_DECODED, _READS, _READ)
+    _register("mla_decode", operations.decode, WHERE_ATTENDED, _READS, _READ)
+    _register("mla_decode_partial", operations.decode_partial, WHERE_ATTENDED, _READS, _READ)
+    _register("mla_extend", operations.extend, WHERE_ATTENDED, _READS, _READ)
     expanded: dict[str, TraitBound] = {
         "head_dim": one_of(EXPANDED),
         "value_dim": one_of(VALUE),
@@ -59,6 +59,6 @@ def register() -> None:
         "causal": one_of(False, True),
         "activations": one_of("bfloat16"),
     }
-    _register("ragged", operations.ragged, WHERE_PREFILLED, frozenset({RAGGED_SIGNATURE}), expanded)
+    _register("ragged", operations.ragged, WHERE_ATTENDED, frozenset({RAGGED_SIGNATURE}), expanded)
     merged = frozenset({MERGE_SIGNATURE})
     _register("merge_partials", operations.merge_partials, ON_ANY, merged, {"head_dim": one_of(LATENT)})

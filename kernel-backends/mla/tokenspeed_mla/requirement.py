@@ -32,10 +32,7 @@ class CompilerRequirement(CapabilityRequirement):
         return reason
 
 
-WHERE_DECODED = CompilerRequirement(architectures=(HOPPER, *BLACKWELLS))
+WHERE_ATTENDED = CompilerRequirement(architectures=(HOPPER, *BLACKWELLS))
 """wgmma exists on sm_90 alone, tcgen05 on these two that the compiler makes code for."""
-
-WHERE_PREFILLED = CompilerRequirement(architectures=(HOPPER,))
-"""The prefill is written for wgmma."""
 
 ON_ANY = CompilerRequirement(minimum_architecture=(8, 0))

@@ -50,6 +50,7 @@ from tokenspeed_mla.kernels.blackwell_steps import (
     fetch,
     finish,
     multiply,
+    operand,
     weigh,
 )
 from tokenspeed_mla.kernels.operands import cache_entries, group_outputs, group_queries, group_sums
@@ -484,11 +485,6 @@ class BlackwellPairDecode:
             cute.arch.mbarrier_wait(barriers + SUMMED, (steps - 1) % 2)
         whole = total + exchange(s_row[row, None, steps % 2], total, half)
         finish(sums, base, whole, out, lse, row, rows_left, steps, scale, thread, half)
-
-
-def operand(tensor: cute.Tensor, rows: int) -> cute.Tensor:
-    """A block's part of a product's operand, [rows, depth], by instructions: ((rows, 16), times, depths)."""
-    return cute.group_modes(cute.flat_divide(tensor, (rows, 16)), 0, 2)
 
 
 @cute.jit

@@ -1,6 +1,7 @@
-"""The steps of the Blackwell decodes that single warps do (blackwell.py, blackwell_pair.py).
+"""The steps of the Blackwell kernels that single warps do (blackwell.py, blackwell_pair.py, blackwell_prefill.py).
 
-A thread of the softmax has one row of its block's 64, and one half of the scores' keys and of the sums' columns.
+A thread of the softmax has one row: of a decode's 64 one half of the scores' keys and of the sums' columns, of a
+prefill's 128 all of them.
 """
 
 import cutlass
@@ -30,7 +31,7 @@ TENSOR_COLUMNS = 512
 SCORE_COLUMNS = 64
 """Of one buffer of scores."""
 
-CHUNK = 64
+CHUNK = 32
 """Sums that a thread has in its registers at once."""
 
 MOST_REGISTERS = 255
@@ -59,6 +60,11 @@ def order_before(*, loc: object = None, ip: object = None) -> None:
 def order_after(*, loc: object = None, ip: object = None) -> None:
     """What this thread does with tensor memory comes after its last wait."""
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc, ip=ip)
+
+
+def operand(tensor: cute.Tensor, rows: int) -> cute.Tensor:
+    """A block's part of a product's operand, [rows, depth], by instructions: ((rows, 16), times, depths)."""
+    return cute.group_modes(cute.flat_divide(tensor, (rows, 16)), 0, 2)
 
 
 @cute.jit
@@ -129,11 +135,11 @@ def correct(sums: cute.Tensor, shrink: Float32, thread: Int32) -> None:
 
 
 @cute.jit
-def clear(words: cute.Tensor, left: Int32, thread: Int32) -> None:
-    """Zeroes the latents behind the first ``left`` keys; ``words`` [16, keys, blocks] of 8 bytes are the stage's. A
+def clear(words: cute.Tensor, left: Int32, thread: Int32, threads: int = SOFTMAX_THREADS) -> None:
+    """Zeroes the values behind the first ``left`` keys; ``words`` [16, keys, blocks] of 8 bytes are the stage's. A
     key's 128 bytes of one load are whole whatever the swizzle does to their order."""
     keys, blocks = cute.size(words, mode=[1]), cute.size(words, mode=[2])
-    for place in cutlass.range(thread, (keys - left) * blocks * WORDS, SOFTMAX_THREADS, unroll=1):
+    for place in cutlass.range(thread, (keys - left) * blocks * WORDS, threads, unroll=1):
         key, within = left + place // (blocks * WORDS), place % (blocks * WORDS)
         words[within % WORDS, key, within // WORDS] = Int64(0)
 

@@ -30,7 +30,6 @@ from tokenspeed_mla.addressing import (
     PREFILL_KEYS,
     PREFILL_QUERIES,
     VALUE,
-    ceil_div,
     visible_keys,
 )
 from tokenspeed_mla.kernels.hopper_prefill_steps import (
@@ -50,7 +49,7 @@ from tokenspeed_mla.kernels.hopper_prefill_steps import (
     mask,
     weigh,
 )
-from tokenspeed_mla.kernels.operands import head_rows
+from tokenspeed_mla.kernels.operands import head_rows, prefill_extent
 
 
 class HopperPrefill:
@@ -174,17 +173,9 @@ class HopperPrefill:
         # From here on what the kernel before this one wrote is there.
         cute.arch.griddepcontrol_wait()
 
-        row, tile = find_tile(starts, rows, flat_tile)
-        first, first_key = Int32(0), Int32(0)
-        q_len, key_len, steps = Int32(0), Int32(0), Int32(0)
-        if row < rows:
-            first, first_key = starts[row], key_starts[row]
-            q_len, key_len = starts[row + 1] - first, key_starts[row + 1] - first_key
-            stop = key_len
-            if cutlass.const_expr(self.causal):
-                stop = cutlass.min(key_len, visible_keys(key_len, q_len, (tile + 1) * PREFILL_QUERIES - 1))
-            steps = ceil_div(cutlass.max(stop, 0), PREFILL_KEYS)
-
+        tile, first, q_len, first_key, key_len, steps = prefill_extent(
+            starts, key_starts, rows, flat_tile, PREFILL_QUERIES, PREFILL_KEYS, self.causal
+        )
         if warp >= MATH_WARPS:
             cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
             if warp == LOADING_WARP and steps > 0:
@@ -328,20 +319,3 @@ class HopperPrefill:
             cute.gemm(product, sums, left[None, None, depth], right[None, None, depth], sums)
         warpgroup.commit_group()
         warpgroup.wait_group(0)
-
-
-@cute.jit
-def find_tile(starts: cute.Tensor, rows: Int32, flat_tile: Int32) -> tuple[Int32, Int32]:
-    """The row of the batch that has tile ``flat_tile`` of all rows' tiles, and which of its own that is; ``rows`` where
-    there are fewer tiles."""
-    row, tile = Int32(0), flat_tile
-    found = Int32(0)
-    for index in cutlass.range(rows, unroll=1):
-        tiles = ceil_div(starts[index + 1] - starts[index], PREFILL_QUERIES)
-        if found == 0:
-            if tile < tiles:
-                found = Int32(1)
-            else:
-                tile -= tiles
-                row += 1
-    return row, tile

@@ -1,9 +1,10 @@
-"""The operands of a decode as the kernels' host code sees them: tensors made of addresses, sizes and strides."""
+"""The operands as the kernels' host code sees them, tensors made of addresses, sizes and strides; a prefill's tiles."""
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from tokenspeed_mla.addressing import LATENT, WIDTH
+from tokenspeed_mla.addressing import LATENT, WIDTH, ceil_div, visible_keys
 
 
 def group_queries(q: cute.Pointer, rows: Int32, groups: Int32) -> cute.Tensor:
@@ -49,3 +50,45 @@ def head_rows(
     them: checked by the caller."""
     strides = (cute.assume(row_stride, 8), 1, cute.assume(head_stride, 8))
     return cute.make_tensor(address, cute.make_layout((rows, width, heads), stride=strides))
+
+
+@cute.jit
+def find_tile(starts: cute.Tensor, rows: Int32, flat_tile: Int32, queries: int) -> tuple[Int32, Int32]:
+    """The row of the batch that has tile ``flat_tile`` of all rows' tiles of ``queries``, and which of its own that is;
+    ``rows`` where there are fewer tiles."""
+    row, tile = Int32(0), flat_tile
+    found = Int32(0)
+    for index in cutlass.range(rows, unroll=1):
+        tiles = ceil_div(starts[index + 1] - starts[index], queries)
+        if found == 0:
+            if tile < tiles:
+                found = Int32(1)
+            else:
+                tile -= tiles
+                row += 1
+    return row, tile
+
+
+@cute.jit
+def prefill_extent(
+    starts: cute.Tensor,
+    key_starts: cute.Tensor,
+    rows: Int32,
+    flat_tile: Int32,
+    queries: int,
+    keys: int,
+    causal: bool,
+) -> tuple[Int32, Int32, Int32, Int32, Int32, Int32]:
+    """What a block of a prefill is to do: the tile of its row, the row's first query and their number, its first key
+    and their number, and how many steps of ``keys`` the tile sees; nothing where there is no such tile."""
+    row, tile = find_tile(starts, rows, flat_tile, queries)
+    first, first_key = Int32(0), Int32(0)
+    q_len, key_len, steps = Int32(0), Int32(0), Int32(0)
+    if row < rows:
+        first, first_key = starts[row], key_starts[row]
+        q_len, key_len = starts[row + 1] - first, key_starts[row + 1] - first_key
+        stop = key_len
+        if cutlass.const_expr(causal):
+            stop = cutlass.min(key_len, visible_keys(key_len, q_len, (tile + 1) * queries - 1))
+        steps = ceil_div(cutlass.max(stop, 0), keys)
+    return tile, first, q_len, first_key, key_len, steps
