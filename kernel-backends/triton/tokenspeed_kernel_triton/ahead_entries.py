@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 import torch
 
-from tokenspeed_kernel_triton import entries, paged_attention, sparse
+from tokenspeed_kernel_triton import entries, expanded, paged_attention, sparse
+from tokenspeed_kernel_triton.ahead_weights import planes_of
 from tokenspeed_kernel_triton.loading import Launch
 
 Named: TypeAlias = Iterator[tuple[str, Launch]]
@@ -74,3 +75,26 @@ def entry_launches() -> Named:
         "merge 8 splits of ragged rows",
         paged_attention.merge_of(partials, lse, None, _of(_ROWS, 128, 512), None, starts),
     )
+    yield from _expanded_launches()
+
+
+def _expanded_launches() -> Named:
+    """DeepSeek's prefill: 128 heads of 128 + 64 elements and values of 128, chunks of 512 tokens."""
+    table, lens = _of(_ROWS, _PAGES, dtype=torch.int32), _of(_ROWS, dtype=torch.int32)
+    starts, out, state = _of(_ROWS + 1, dtype=torch.int32), _of(512, 128, 128), _of(2, 512, 128)
+    q = _of(512, 128, 192)
+    for dtype in (torch.bfloat16, torch.float32):
+        cache, held = _cache(576, dtype), _of(_ROWS, 1024, 128 * 256, dtype=dtype)
+        rounded = dtype is torch.bfloat16
+        for form, planes in planes_of(128 * 256, 512):
+            if form in ("bfloat16", "gguf_q4_k"):
+                launch = expanded.expand_of(planes, cache, table, lens, 1024, held, rounded)
+                yield f"keys and values expanded, {form}, {dtype}", launch
+        read = (cache, table, starts, lens, 0.1, out, state, 1024)
+        yield f"attention over what is expanded, {dtype}", expanded.attend_held_of(q, held, *read, False, rounded)
+    for heads, width in ((128, 192), (8, 128)):
+        keys, values = _of(4096, heads, width), _of(4096, heads, 128)
+        yield (
+            f"ragged rows, {heads} heads of {width}, float32 products",
+            expanded.ragged_of(q[..., :width], keys, values, starts, starts, 0.1, out, state[0], True),
+        )

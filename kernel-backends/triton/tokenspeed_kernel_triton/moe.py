@@ -1,7 +1,8 @@
 """moe.route and moe.experts on the device; contracts in tokenspeed_kernel.ops.moe.
 
 Pairs of a token and one of its experts are sorted by expert on the device, so that each expert's tokens are the rows of
-tiles. The number of tiles is bounded by pairs and experts: nothing waits for the device. Nothing is added atomically.
+tiles. The number of tiles is bounded by pairs and experts: nothing waits for the device, and one token starts no more
+tiles than it has experts. Nothing is added atomically.
 """
 
 from collections.abc import Callable
@@ -138,6 +139,7 @@ class Grouped:
         )
         constants = {
             "EXPERTS": self.experts,
+            "BLOCK_EXPERTS": _block(self.experts),
             **planes.constants(tile.depth),
             "BIASED": self.bias is not None,
             "GATHERED": factors is None,
@@ -146,7 +148,8 @@ class Grouped:
             "ROUNDED": self.rounded,
             "PRECISION": tile.precision,
         }
-        grid = (-(-self.outputs // tile.columns), pairs // tile.rows + self.experts)
+        # no pair begins more than one tile, and every expert's last tile may be short
+        grid = (-(-self.outputs // tile.columns), min(pairs, pairs // tile.rows + self.experts))
         return Launch("moe", "grouped", grid, arguments, constants, tile.warps, tile.stages)
 
 

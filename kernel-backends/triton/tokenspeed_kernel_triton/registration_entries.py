@@ -3,10 +3,12 @@
 from collections.abc import Callable
 
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE
+from tokenspeed_kernel.ops.mla_expanded import expanded_signature
+from tokenspeed_kernel.ops.ragged import RAGGED_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
-from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, FormatSignature
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
-from tokenspeed_kernel_triton import entries, sparse
+from tokenspeed_kernel_triton import entries, expanded, sparse
 
 _MAX_ENTRY = 1024
 """Elements of an entry, or of a head of the indexer, that a block holds."""
@@ -31,3 +33,33 @@ def register_entries(register: Callable[..., None]) -> None:
     rounding = {**_LATENT, "activations": one_of("bfloat16")}
     rounded = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
     register("attention.mla_selected", sparse.rounded_mla_selected, rounded, rounding, solution="triton_bf16")
+    _register_expanded(register)
+
+
+def _register_expanded(register: Callable[..., None]) -> None:
+    """Attention over keys and values of each head."""
+    heads: dict[str, TraitBound] = {
+        "head_dim": Range(1, 256),
+        "value_dim": Range(1, 256),
+        "q_per_kv": Range(1, 16),
+        "causal": one_of(False, True),
+    }
+    register("attention.ragged", expanded.ragged, frozenset({RAGGED_SIGNATURE}), heads)
+    sizes: dict[str, TraitBound] = {
+        "latent_dim": Range(1, 512),
+        "rotary_dim": MultipleOf(2, 64),
+        "plain_dim": Range(1, 128),
+        "value_dim": Range(1, 128),
+        **_PAGES,
+    }
+    for make, kinds, rounding, solution in (
+        (expanded.make_mla_extend_expanded, (FLOAT32, BFLOAT16, FLOAT16), {}, "triton"),
+        (
+            expanded.make_rounded_mla_extend_expanded,
+            (BFLOAT16,),
+            {"activations": one_of("bfloat16")},
+            "triton_bf16",
+        ),
+    ):
+        taken = frozenset(expanded_signature(kv, weight) for kv in kinds for weight in WEIGHT_FORMATS.values())
+        register("attention.mla_extend_expanded", make, taken, {**sizes, **rounding}, solution=solution)

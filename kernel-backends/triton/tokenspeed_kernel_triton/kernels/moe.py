@@ -5,7 +5,6 @@ import triton.language as tl
 
 from tokenspeed_kernel_triton.kernels.elementwise import softplus
 from tokenspeed_kernel_triton.kernels.linear import products
-from tokenspeed_kernel_triton.kernels.paged_attention import ragged_row
 
 _NONE = tl.constexpr(1 << 30)
 
@@ -82,7 +81,7 @@ def route(
 @triton.jit(do_not_specialize=["outputs", "top_k"], do_not_specialize_on_alignment=["order", "starts"])
 def grouped(
     x, elements, high, scales, minima, units, minimum_units, bias, factors, order, starts, out, outputs, top_k,
-    EXPERTS: tl.constexpr,
+    EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr,
     INPUTS: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, ZERO: tl.constexpr,
     HIGH_BITS: tl.constexpr, HIGH_WIDTH: tl.constexpr, MINIMUM: tl.constexpr, UNIT: tl.constexpr,
     BIASED: tl.constexpr, GATHERED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROUNDED: tl.constexpr,
@@ -91,17 +90,22 @@ def grouped(
     """out [pairs, outputs]: each pair's row of x by its expert's rows of the weight [EXPERTS * outputs, INPUTS].
 
     ``order`` lists the pairs (token * top_k + slot) by expert; expert e has those from starts[e] to starts[e + 1].
-    Grid: (tiles of outputs, tiles of pairs: pairs / BLOCK_M + EXPERTS). GATHERED: x has a row a token, and out a row a
+    Grid: (tiles of outputs, tiles of pairs, as many as there may be). GATHERED: x has a row a token, and out a row a
     place in the order. Else x has a row a place, and out a row a pair, times the pair's factor.
     """
     tile = tl.program_id(1)
-    expert = ragged_row(starts, EXPERTS, tile, BLOCK_M)
-    first = tl.load(starts + expert)
-    stop = tl.load(starts + expert + 1)
-    begin = first + (tile - first // BLOCK_M - expert) * BLOCK_M
-    # the tiles before the first expert's belong to pairs without an expert
-    if (begin >= stop) | (begin < first):
+    each = tl.arange(0, BLOCK_EXPERTS)
+    known = each < EXPERTS
+    firsts = tl.load(starts + each, mask=known, other=0)
+    stops = tl.load(starts + each + 1, mask=known, other=0)
+    tiles = (stops - firsts + BLOCK_M - 1) // BLOCK_M
+    ends = tl.cumsum(tiles, 0)
+    expert = tl.sum((known & (ends <= tile)).to(tl.int32), 0)
+    if expert >= EXPERTS:
         return
+    own = each == expert
+    stop = tl.sum(tl.where(own, stops, 0), 0)
+    begin = tl.sum(tl.where(own, firsts + (tile - ends + tiles) * BLOCK_M, 0), 0)
     place = begin + tl.arange(0, BLOCK_M)
     here = place < stop
     pair = tl.load(order + place, mask=here, other=0)
