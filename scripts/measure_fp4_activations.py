@@ -50,9 +50,8 @@ def dense_checkpoint(file: Path, folder: Path) -> Path:
     """The file's model in float32, as a folder."""
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype="float32")
     # it calls itself quantised, for where it came from, and would not be saved so
-    twin = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name), dtype="float32"
-    )
+    config = transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    twin = transformers.AutoModelForCausalLM.from_config(config, dtype="float32")  # type: ignore[no-untyped-call]
     twin.load_state_dict(model.state_dict())
     twin.save_pretrained(folder)
     return folder
