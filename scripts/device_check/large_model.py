@@ -1,15 +1,29 @@
 """A random llama of the shape of one with 8 billion parameters, end to end: prompts and decode against the roofline."""
 
+import time
+
+import torch
+
 from scripts.device_check.engines import random_llama, seconds_for
 from scripts.device_check.results import Figure, PartResult
 from scripts.device_check.target import Target
 from tokenspeed import LLM
 from tokenspeed.recipes.model_config import ModelConfig, read_model_config
 
-WHOLE_SECONDS = 200.0
-"""With less time than this, WHOLE_LAYERS become FEW_LAYERS: random weights come from one core."""
-
 WHOLE_LAYERS, FEW_LAYERS = 32, 8
+WHOLE_PARAMETERS = 8.0e9
+
+BESIDE_SECONDS = 75.0
+"""For starting an engine whose weights are there, and for measuring."""
+
+
+def layers_within(seconds: float) -> int:
+    """WHOLE_LAYERS where so many random weights can be drawn in time, which one core does; else FEW_LAYERS."""
+    sample = 1 << 22
+    begin = time.perf_counter()
+    torch.randn(sample, generator=torch.Generator().manual_seed(0)).mul_(0.5).bfloat16()
+    drawing = (time.perf_counter() - begin) * WHOLE_PARAMETERS / sample
+    return WHOLE_LAYERS if drawing + BESIDE_SECONDS <= seconds else FEW_LAYERS
 
 
 def parameters_of(model: ModelConfig) -> int:
@@ -23,7 +37,7 @@ def run(target: Target, ceilings: dict[str, float], seconds: float) -> PartResul
     """Tokens a second of one long prompt, and of decoding 1, 8 and 32 rows; ``ceilings`` are the bandwidth part's."""
     result = PartResult("large model")
     full = target.sizes == "full"
-    layers = (WHOLE_LAYERS if seconds >= WHOLE_SECONDS else FEW_LAYERS) if full else 0
+    layers = layers_within(seconds) if full else 0
     config = random_llama(target, "8b" if full else "tiny", layers=layers)
     model = read_model_config(config.model)
     parameters = parameters_of(model)

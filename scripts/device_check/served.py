@@ -1,26 +1,40 @@
 """One small random model behind the real server: models, a completion twice, a stream, and what it computes on."""
 
 import json
-import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import yaml
 
 from scripts.device_check.results import PartResult
 from scripts.device_check.target import Target
 from tokenspeed.cli.temporary_server import temporary_server
 from tokenspeed.recipes.flags import FLAGS
 
-RECIPE = ("qwen3-8b", "--profile", "smoke")
+RECIPE = Path(__file__).resolve().parents[2] / "configs/recipes/qwen3-8b.yaml"
 TOKENS = 12
 
 
-def serve_arguments(kind: str) -> list[str]:
-    """Of ``tokenspeed``, for a smoke model on devices of ``kind``, as far as its command line lets one say that."""
+def recipe_for(vendor: str, folder: Path) -> tuple[Path, str]:
+    """A recipe whose smoke profile is there for the vendor's devices too; and the name of that profile."""
+    values = yaml.safe_load(RECIPE.read_text("utf-8"))
+    smoke = values["profiles"]["smoke"]
+    name = "smoke" if vendor == "cpu" else "device"
+    values["profiles"] = {"smoke": smoke, name: {**smoke, "when": {"vendor": vendor}}}
+    path = folder / RECIPE.name
+    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    return path, name
+
+
+def serve_arguments(target: Target, folder: Path) -> list[str]:
+    """Of ``tokenspeed``, for a smoke model on the target's devices."""
+    recipe, profile = recipe_for(target.vendor, folder)
     options = ["--max-model-len", "512", "--max-num-seqs", "4", "--host", "127.0.0.1"]
     if any(flag.name == "--device" for flag in FLAGS):
-        options += ["--device", kind]
-    return ["serve", *RECIPE, *options]
+        options += ["--device", target.kind]
+    return ["serve", str(recipe), "--profile", profile, *options]
 
 
 def ask(client: httpx.Client, kind: str, result: PartResult) -> None:
@@ -55,10 +69,9 @@ def ask(client: httpx.Client, kind: str, result: PartResult) -> None:
 def run(target: Target) -> PartResult:
     """Serves and asks."""
     result = PartResult("served model")
-    arguments = serve_arguments(target.kind)
-    print("tokenspeed", *arguments, file=sys.stderr)
     with (
-        temporary_server(arguments, "the smoke model") as url,
+        TemporaryDirectory() as folder,
+        temporary_server(serve_arguments(target, Path(folder)), "the smoke model") as url,
         httpx.Client(base_url=url, timeout=60.0, trust_env=False) as client,
     ):
         ask(client, target.kind, result)

@@ -42,6 +42,11 @@ class Target:
         """Where tensors lie."""
         return torch.device(self.kind)
 
+    @property
+    def vendor(self) -> str:
+        """Whose devices they are, as recipes name it."""
+        return ("nvidia" if torch.version.hip is None else "amd") if self.kind == "cuda" else self.kind
+
     def synchronize(self) -> None:
         """Waits for all work that was given to it."""
         if self.kind != "cpu":

@@ -11,10 +11,12 @@ import torch
 
 from scripts import render_device_check
 from scripts.device_check import __main__ as command
-from scripts.device_check import bandwidth, graphs, isolation, numerics, plan
+from scripts.device_check import bandwidth, engines, graphs, isolation, large_model, numerics, plan, served
 from scripts.device_check.isolation import Child, run_child, run_family_isolated, run_isolated
 from scripts.device_check.results import Document, Figure, KernelOutcome, NotHere, PartResult
 from scripts.device_check.target import Target
+from tokenspeed.recipes.catalogue import load_recipe
+from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed_kernel.records import read_records
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +126,20 @@ def test_a_replay_that_differs_is_a_problem(monkeypatch):
     monkeypatch.setattr(graphs, "record", lambda target, step: lambda: step.x.add_(1.0))
     graphs.compare_step(TINY, result)
     assert "a replayed step differs from the plain one by up to" in result.problems[0]
+
+
+def test_the_large_model_has_the_layers_that_time_allows():
+    assert large_model.layers_within(large_model.BESIDE_SECONDS) == large_model.FEW_LAYERS
+    assert large_model.layers_within(1e9) == large_model.WHOLE_LAYERS
+    eight = read_model_config(engines.random_llama(TINY, "8b").model)
+    assert large_model.parameters_of(eight) == 32 * (2 * 40 * 128 * 4096 + 3 * 4096 * 14336) + 128256 * 4096
+
+
+@pytest.mark.parametrize(("kind", "vendor"), [("cpu", "cpu"), ("cuda", "nvidia"), ("npu", "npu")])
+def test_the_smoke_model_is_served_on_the_target(tmp_path, kind, vendor):
+    arguments = served.serve_arguments(Target(kind, "full"), tmp_path)
+    recipe, profile = arguments[1], arguments[arguments.index("--profile") + 1]
+    assert load_recipe(Path(recipe)).recipe.profiles[profile].when.vendor == vendor
 
 
 def test_what_a_part_raises_is_its_reason():
