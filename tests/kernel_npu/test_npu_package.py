@@ -17,6 +17,7 @@ from tokenspeed_kernel_npu import lengths, operators, pages
 from tokenspeed_kernel_npu.pages import copied, in_place, passes, used_pages
 from tokenspeed_kernel_npu.rows import Rows
 
+ROOT = Path(__file__).parents[2]
 NPU = PlatformInfo(vendor="npu", machine="aarch64", isa="ascend910b", cores=8, memory_bytes=1 << 38)
 
 
@@ -85,9 +86,9 @@ def test_every_operator_that_is_called_is_recorded_and_needed_by_a_kernel():
     recorded, package = operators.recorded(), Path(operators.__file__).parent
     assert set(recorded["schemas"]) == set(operators.CALLS)
     assert set(recorded["aten"]) == set(operators.ATEN)
-    pinned = Path("images/npu/constraints.txt").read_text()
+    pinned = (ROOT / "images/npu/constraints.txt").read_text()
     assert f"torch-npu=={recorded['torch_npu']}\n" in pinned, "run scripts/npu_schemas.py for the pinned torch-npu"
-    assert recorded["wheel_sha256"] in Path("images/npu/requirements.lock").read_text()
+    assert recorded["wheel_sha256"] in (ROOT / "images/npu/requirements.lock").read_text()
     needed = frozenset[str]().union(*(kernel.spec.capability.operators for kernel in ours()))
     assert needed == {*operators.CALLS, *(f"aten::{name}" for name in operators.ATEN)}
     sources = "".join(path.read_text() for path in package.glob("*.py") if path.name != "operators.py")
