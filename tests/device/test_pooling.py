@@ -41,7 +41,7 @@ def pool(
     tables = BlockTables(HOST, group_id="g", num_rows=6, num_slots=1, num_blocks=2)
     inputs = StepInputs(HOST, [tables], [8], max_rows=8, max_tokens=16, vocab_size=9)
     ends = pooler.ends(plan, np.array(sampling))
-    step = inputs.build(plan, np.setdiff1d(sampling, ends), lambda tokens, extends: tokens)
+    step = inputs.build(plan, np.setdiff1d(sampling, ends), lambda tokens, _prefilling: tokens)
     landing = Landing(HOST)
     vectors = pooler.pool(hidden, step, ends, landing)
     landing.wait()

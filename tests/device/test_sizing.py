@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tiny_models import random_config, resolved
 
 from tokenspeed.device import sizing
 from tokenspeed.device.cache_arena import ArenaLayout
+from tokenspeed.device.placement import Placement
 from tokenspeed.device.sizing import CacheSize, MemoryPlanError, cache_size, kv_dtype
 from tokenspeed.layers.cache_spec import CacheFieldSpec, CacheGroupSpec
 from tokenspeed.models import architecture
@@ -31,6 +33,27 @@ def size(*, free: int = 10 * GIB, weight_bytes: int = 0, monkeypatch: pytest.Mon
 def test_all_sequences_fit_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     found = size(max_seqs=4, max_len=100, overlap=1, monkeypatch=monkeypatch)
     assert found == CacheSize(num_parents=4 * 7, kv_tokens=4 * 7 * 16, max_model_len=100, table_slots=7)
+
+
+def on_a_device(free: int, total: int, fraction: float, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Parents of a cache on a device with so much memory, for as many tokens as fit."""
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 0)
+    runtime = SimpleNamespace(Stream=object, empty_cache=lambda: None, mem_get_info=lambda _device: (free, total))
+    config = resolved(RANDOM, max_seqs=64, max_len=256, overlap=0, granularity=16)
+    config = config.model_copy(update={"kv": config.kv.model_copy(update={"fraction": fraction}), "device": "cuda"})
+    layout = ArenaLayout.of(architecture("llama").cache_groups(CONFIG, granularity=16), torch.float32)
+    place = Placement(torch.device("cuda", 0), runtime)
+    return cache_size(config, CONFIG, layout, placement=place, weight_bytes=1 << 40).num_parents
+
+
+def test_a_device_gives_what_its_fraction_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, free = 64 << 20, 32 << 20
+    most = on_a_device(free, total, 1.0, monkeypatch)
+    assert 0 < most * PARENT < free - (4 << 20), "buffers and graphs have their part"
+    assert most - on_a_device(free, total, 0.9, monkeypatch) == pytest.approx(total * 0.1 / PARENT, abs=1)
+    assert most - on_a_device(free - 100 * PARENT, total, 1.0, monkeypatch) == 100
+    with pytest.raises(MemoryPlanError, match=r"what weights and buffers leave of kv\.fraction"):
+        on_a_device(4 << 20, total, 0.9, monkeypatch)
 
 
 def test_every_group_takes_its_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """A plan becomes positions, slots and token ids; -1 stands for what the row drew last."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from plan_maker import Delta, FakePlan, ints
 
 from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.placement import HOST
-from tokenspeed.device.step_inputs import Step, StepInputs
+from tokenspeed.device.step_inputs import Padded, Step, StepInputs
 
 GRANULARITY = 4
 
@@ -34,11 +32,8 @@ def mixed() -> FakePlan:
     )
 
 
-Size = Callable[[int, int], int]
-
-
-def step_of(inputs: StepInputs, plan: FakePlan, size: Size = lambda tokens, extends: tokens) -> Step:
-    step = inputs.build(plan, np.flatnonzero(plan.samples), size)
+def step_of(inputs: StepInputs, plan: FakePlan, padded: Padded = lambda tokens, _prefilling: tokens) -> Step:
+    step = inputs.build(plan, np.flatnonzero(plan.samples), padded)
     inputs.upload(step)
     return step
 
@@ -109,16 +104,20 @@ def test_the_last_token_of_a_row_that_begins_again_is_told(inputs: StepInputs) -
 def test_padded_rows_of_a_decode_are_nobodys(inputs: StepInputs) -> None:
     step_of(inputs, mixed())
     drew(inputs, [1, 4], [7, 8])
-    step = step_of(inputs, decode([1, 4], [8, 2]), lambda tokens, extends: 4)
+    step = step_of(inputs, decode([1, 4], [8, 2]), lambda _tokens, _prefilling: 4)
     assert step.input_ids.tolist() == [7, 8, 0, 0]
     assert step.positions.tolist() == [8, 2, 0, 0]
     assert step.slots[0].tolist() == [12 * 4, 20 * 4 + 2, 0, 0]
     assert step.seq_lens.tolist() == [9, 3] and step.rows_tensor.tolist() == [1, 4]
-    again = step_of(inputs, decode([3], [2]), lambda tokens, extends: 4)
-    assert again.input_ids.data_ptr() == step.input_ids.data_ptr() and again.input_ids.tolist() == [0, 0, 0, 0]
+    again = step_of(inputs, decode([3], [2]), lambda _tokens, _prefilling: 4)
+    assert again.input_ids is step.input_ids and again.slots is step.slots
+    assert again.input_ids.tolist() == [0, 0, 0, 0] and again.of_own().positions.tolist() == [2]
 
 
-def test_a_prefill_is_padded_where_it_is_made_for_more(inputs: StepInputs) -> None:
-    step = step_of(inputs, mixed(), lambda tokens, extends: 16 if (tokens, extends) == (7, 1) else 0)
-    assert step.positions.shape == (16,) and step.last_token[-1] == 6
-    assert step.positions[7:].tolist() == step.slots[0][7:].tolist() == [0] * 9
+def test_padded_tokens_of_a_prefill_come_behind_all_rows(inputs: StepInputs) -> None:
+    step = step_of(inputs, mixed(), lambda tokens, prefilling: 4 * tokens if prefilling == 0 else 10)
+    assert step.positions.tolist() == [2, 3, 4, 5, 6, 9, 0, 0, 0, 0] and step.tokens == 7
+    own = step.of_own()
+    assert own.positions.data_ptr() == step.positions.data_ptr() and own.slots[0].tolist() == step.slots[0].tolist()[:7]
+    plain = step_of(inputs, mixed())
+    assert plain.of_own() is plain

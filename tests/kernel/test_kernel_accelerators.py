@@ -8,7 +8,7 @@ import torch
 
 from tokenspeed_kernel import accelerators, platform
 from tokenspeed_kernel.accelerators import accelerator, find_accelerator
-from tokenspeed_kernel.platform import DEVICE_VARIABLE, PlatformError, current_platform, select_device
+from tokenspeed_kernel.platform import DEVICE_VARIABLE, PlatformError, current_platform, host_platform, select_device
 from tokenspeed_kernel.registry import CapabilityRequirement
 
 H200 = {
@@ -113,6 +113,7 @@ def test_an_engine_chooses_and_the_environment_does_where_none_did(monkeypatch: 
     assert current_platform().vendor == "cpu"
     assert select_device("cuda", 1).isa == "sm_100"
     assert current_platform().isa == "sm_100"
+    assert host_platform().vendor == "cpu"
     assert select_device("cpu").vendor == "cpu"
     assert current_platform().vendor == "cpu"
 

@@ -126,7 +126,7 @@ class Runner:
         ends = self._pooler.ends(plan, sampling)
         if ends:
             sampling = np.setdiff1d(sampling, ends)
-        step = parts.inputs.build(plan, sampling, self._size)
+        step = parts.inputs.build(plan, sampling, self._padded)
         if sampling.size == 0:
             return step, ends, None
         into, rows = step.drawing, step.rows[sampling]
@@ -135,23 +135,25 @@ class Runner:
         into.positions.host[:] = step.prefix_len[sampling] + step.input_len[sampling]
         return step, ends, parts.sampler.prepare(rows, into)
 
-    def _size(self, tokens: int, num_extends: int) -> int:
-        """The tokens that a step of ``tokens`` is made for: those behind its own are padding."""
+    def _padded(self, tokens: int, num_extends: int) -> int:
+        """See Padded: the next captured size."""
         parts = self._parts
         return parts.prefill.tokens_for(tokens) if num_extends else parts.decode.rows_for(tokens)
 
     def _forward(self, step: Step) -> torch.Tensor:
         """The hidden states of the step's tokens, and of what pads it."""
         parts = self._parts
-        batch = ForwardBatch(
+        if step.num_extends == 0:
+            return parts.decode(self._batch_of(step), step.prefix_len)
+        return parts.prefill(self._batch_of(step.of_own()), self._batch_of(step))
+
+    def _batch_of(self, step: Step) -> ForwardBatch:
+        return ForwardBatch(
             input_ids=step.input_ids,
             positions=step.positions,
             slots=step.slots,
-            attention=cast("tuple[Attention, ...]", parts.attention),
+            attention=cast("tuple[Attention, ...]", self._parts.attention),
         )
-        if step.num_extends == 0:
-            return parts.decode(batch, step.prefix_len)
-        return parts.prefill(_first(batch, int(step.last_token[-1]) + 1), batch)
 
     def _refresh_attention(self, step: Step) -> None:
         """Prepares the attention of each group for the extending rows [0, n) and the decoding rows [n, B). Where all
@@ -231,18 +233,6 @@ class _PromptPart:
     def found(self) -> PromptLogprobs:
         """The same once they have landed."""
         return PromptLogprobs(self.start, [token for part in self.slices for token in _token_logprobs(*part)])
-
-
-def _first(batch: ForwardBatch, tokens: int) -> ForwardBatch:
-    """``batch`` without what pads it behind its first ``tokens`` tokens."""
-    if batch.input_ids.shape[0] == tokens:
-        return batch
-    return replace(
-        batch,
-        input_ids=batch.input_ids[:tokens],
-        positions=batch.positions[:tokens],
-        slots=tuple(slots[:tokens] for slots in batch.slots),
-    )
 
 
 def _token_logprobs(tokens: NDArray[np.int32], taken: Logprobs) -> list[TokenLogprobs]:

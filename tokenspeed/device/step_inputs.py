@@ -1,7 +1,7 @@
 """The inputs of a step: written on the host, and on the device with one copy, where every size has its addresses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,17 +24,18 @@ class Step:
     """One plan's batch, B rows and T tokens, prefills first. What of it is an array or a tensor is a view that the next
     step overwrites; tensors are on the device, and hold the step's numbers once it was uploaded.
 
-    It may be made for more tokens than it has, P, of which those from T on are padding: token 0 at position 0, in the
-    null block. Else P is T.
+    A forward may compute more tokens than there are, P of them: those from T on are padding, token 0 at position 0, in
+    the null block. ``of_own`` has the T alone.
 
     Attributes:
+        tokens: T.
         rows: pool row of each row, [B].
         num_extends: how many of the rows prefill.
         input_len, prefix_len: int32 [B].
         last_token: index among the T tokens of each row's last one, [B].
         sampling: indices of the rows that draw a token, S of them.
         drawing: what the sampler takes for these; see there.
-        unknown: indices of the tokens that the host does not know: their rows' last ones.
+        unknown: indices of the tokens that the host does not know: their rows' last ones, which never left the device.
         unknown_rows: pool rows of these.
         input_ids, positions: int32 [P] tensors.
         slots: int64 [P] tensor for each cache group; of a group of states it says nothing.
@@ -42,6 +43,7 @@ class Step:
         input_len_host, prefix_len_host: the same int32 [B] tensors on the host.
     """
 
+    tokens: int
     rows: NDArray[np.intp]
     num_extends: int
     input_len: NDArray[np.int32]
@@ -61,44 +63,30 @@ class Step:
     input_len_host: torch.Tensor
     prefix_len_host: torch.Tensor
 
+    def of_own(self) -> "Step":
+        """The same without padding, in the same memory."""
+        count = self.tokens
+        if self.input_ids.shape[0] == count:
+            return self
+        slots = tuple(slots[:count] for slots in self.slots)
+        return replace(self, input_ids=self.input_ids[:count], positions=self.positions[:count], slots=slots)
+
 
 @dataclass(frozen=True, slots=True)
-class _Arrays:
-    """The arrays of a step of P tokens in B rows; ``end``: the byte behind them."""
+class _TokenArrays:
+    """The arrays of P tokens, which always have the same place; ``end``: the byte behind them."""
 
     input_ids: Pair[np.int32]
     positions: Pair[np.int32]
     slots: tuple[Pair[np.int64], ...]
-    rows: Pair[np.int64]
-    input_len: Pair[np.int32]
-    prefix_len: Pair[np.int32]
-    seq_lens: Pair[np.int32]
     slot_tensors: tuple[torch.Tensor, ...]
-    input_len_host: torch.Tensor
-    prefix_len_host: torch.Tensor
     end: int
 
     @staticmethod
-    def within(twin: Twin, tokens: int, rows: int, groups: int) -> "_Arrays":
-        """Those of one size, which always have the same place in ``twin``."""
-        packing = Packing(twin)
+    def within(packing: Packing, tokens: int, groups: int) -> "_TokenArrays":
         input_ids, positions = (packing.take(np.int32, tokens) for _ in range(2))
         slots = tuple(packing.take(np.int64, tokens) for _ in range(groups))
-        pool_rows = packing.take(np.int64, rows)
-        input_len, prefix_len, seq_lens = (packing.take(np.int32, rows) for _ in range(3))
-        return _Arrays(
-            input_ids=input_ids,
-            positions=positions,
-            slots=slots,
-            rows=pool_rows,
-            input_len=input_len,
-            prefix_len=prefix_len,
-            seq_lens=seq_lens,
-            slot_tensors=tuple(pair.tensor for pair in slots),
-            input_len_host=input_len.on_host,
-            prefix_len_host=prefix_len.on_host,
-            end=packing.end,
-        )
+        return _TokenArrays(input_ids, positions, slots, tuple(pair.tensor for pair in slots), packing.end)
 
     def pad(self, tokens: int) -> None:
         """The tokens from number ``tokens`` on are nobody's."""
@@ -108,11 +96,37 @@ class _Arrays:
             slots.host[tokens:] = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _RowArrays:
+    """The arrays of B rows behind those of the tokens; ``end``: the byte behind them."""
+
+    rows: Pair[np.int64]
+    input_len: Pair[np.int32]
+    prefix_len: Pair[np.int32]
+    seq_lens: Pair[np.int32]
+    input_len_host: torch.Tensor
+    prefix_len_host: torch.Tensor
+    end: int
+
+    @staticmethod
+    def within(packing: Packing, rows: int) -> "_RowArrays":
+        pool_rows = packing.take(np.int64, rows)
+        input_len, prefix_len, seq_lens = (packing.take(np.int32, rows) for _ in range(3))
+        return _RowArrays(
+            pool_rows, input_len, prefix_len, seq_lens, input_len.on_host, prefix_len.on_host, packing.end
+        )
+
+
+_NONE = np.zeros(0, np.intp)
+
 _KEPT_VIEWS = 512
 """Decode sizes recur and are kept; the lengths of prefill batches would fill memory with views used once."""
 
 _CHANGES = 4096
 """Entries of tables and last tokens that go to the device with a step's own copy; what is more goes before it."""
+
+Padded = Callable[[int, int], int]
+"""How many tokens a forward computes for so many, of which so many rows prefill."""
 
 _Change = tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int32]]
 
@@ -141,6 +155,8 @@ class StepInputs:
         self._vocab_size = vocab_size
         pool_rows = tables[0].ids.shape[0]
         self._last_token = placement.zeros(pool_rows, dtype=torch.int32)
+        # The same on the host where both are one memory: the arithmetic there is quicker without torch.
+        self._last_known: NDArray[np.int32] | None = self._last_token.numpy() if placement.is_host else None
         # Those known on the host that the device has yet to hear of; on one memory it is told at once.
         self._told: dict[int, int] = {}
         each = aligned(4 * max_tokens) + aligned(8 * max_tokens)
@@ -148,7 +164,8 @@ class StepInputs:
         if not placement.is_host:
             nbytes += 2 * aligned(8 * max_tokens) + (1 + len(tables)) * 2 * aligned(8) + 12 * _CHANGES
         self._twin = Twin(placement, nbytes)
-        self._arrays: dict[tuple[int, int], _Arrays] = {}
+        self._token_arrays: dict[int, _TokenArrays] = {}
+        self._row_arrays: dict[tuple[int, int], _RowArrays] = {}
         self._drawing: dict[tuple[int, int], SamplingRows] = {}
 
     def remember(self, rows: torch.Tensor, tokens: torch.Tensor, nan: torch.Tensor) -> None:
@@ -158,26 +175,25 @@ class StepInputs:
 
     def tell(self, row: int, token: int) -> None:
         """A request begins again in pool row ``row``, whose last token was ``token``."""
-        if self._placement.is_host:
-            self._last_token[row] = token
+        if self._last_known is not None:
+            self._last_known[row] = token
         else:
             self._told[row] = token
 
-    def build(self, plan: "Plan", sampling: NDArray[np.intp], size: Callable[[int, int], int]) -> Step:
+    def build(self, plan: "Plan", sampling: NDArray[np.intp], padded: Padded) -> Step:
         """The step of ``plan``, on the host; ``upload`` brings it to the device. ``sampling``: the rows that draw a
-        token; ``size``: how many tokens to make it for, where it has so many and so many of its rows extend. Raises
-        ValueError for a plan that does not fit this device."""
+        token. Raises ValueError for a plan that does not fit this device."""
         rows = plan.row.astype(np.intp)
         count, tokens = rows.shape[0], plan.input_ids.shape[0]
         self._check(count, tokens, plan)
         num_extends = count - int(np.count_nonzero(plan.kind))
-        made_for = size(tokens, num_extends)
+        size = padded(tokens, num_extends)
         self._twin.begin()
-        arrays = self._arrays_of(made_for, count)
-        input_len, prefix_len = arrays.input_len.host, arrays.prefix_len.host
+        arrays, by_row = self._arrays_of(size, count)
+        input_len, prefix_len = by_row.input_len.host, by_row.prefix_len.host
         input_len[:], prefix_len[:] = plan.input_len, plan.prefix_len
         positions = arrays.positions.host
-        if made_for != tokens:
+        if size != tokens:
             arrays.pad(tokens)
             positions = positions[:tokens]
         if tokens == count:
@@ -187,36 +203,46 @@ class StepInputs:
             token_rows, ends = np.repeat(rows, input_len), np.cumsum(input_len)
             positions[:] = np.arange(tokens) + np.repeat(prefix_len - (ends - input_len), input_len)
         arrays.input_ids.host[:tokens] = plan.input_ids
-        unknown = np.flatnonzero(plan.input_ids < 0)
+        unknown = self._unknown(plan, token_rows, arrays.input_ids.host[:tokens])
         for tables, granularity, slots in zip(self._tables, self._granularities, arrays.slots, strict=True):
             if granularity:
                 write_slots(tables.ids, token_rows, positions, granularity, slots.host[:tokens])
-        np.add(prefix_len, input_len, out=arrays.seq_lens.host)
-        arrays.rows.host[:] = rows
+        np.add(prefix_len, input_len, out=by_row.seq_lens.host)
+        by_row.rows.host[:] = rows
         return Step(
+            tokens=tokens,
             rows=rows,
             num_extends=num_extends,
             input_len=input_len,
             prefix_len=prefix_len,
             last_token=ends - 1,
             sampling=sampling,
-            drawing=self._drawing_of(arrays.end, sampling.shape[0]),
+            drawing=self._drawing_of(by_row.end, sampling.shape[0]),
             unknown=unknown,
             unknown_rows=token_rows[unknown],
             input_ids=arrays.input_ids.tensor,
             positions=arrays.positions.tensor,
             slots=arrays.slot_tensors,
-            rows_tensor=arrays.rows.tensor,
-            input_len_tensor=arrays.input_len.tensor,
-            prefix_len_tensor=arrays.prefix_len.tensor,
-            seq_lens=arrays.seq_lens.tensor,
-            input_len_host=arrays.input_len_host,
-            prefix_len_host=arrays.prefix_len_host,
+            rows_tensor=by_row.rows.tensor,
+            input_len_tensor=by_row.input_len.tensor,
+            prefix_len_tensor=by_row.prefix_len.tensor,
+            seq_lens=by_row.seq_lens.tensor,
+            input_len_host=by_row.input_len_host,
+            prefix_len_host=by_row.prefix_len_host,
         )
+
+    def _unknown(self, plan: "Plan", token_rows: NDArray[np.intp], ids: NDArray[np.int32]) -> NDArray[np.intp]:
+        """The ids of -1 that the device has to fill in; where it is the host, they are filled in now."""
+        if self._last_known is None:
+            return np.flatnonzero(plan.input_ids < 0)
+        np.copyto(ids, self._last_known[token_rows], where=plan.input_ids < 0)
+        return _NONE
 
     def upload(self, step: Step) -> None:
         """Brings the step, and whatever of tables and last tokens changed since the last one, to the device; does not
         wait. Raises DeviceStateLost where that fails: the device's tables are not the scheduler's then."""
+        if self._placement.is_host:
+            return
         try:
             self._upload(step)
         except RuntimeError as error:
@@ -236,8 +262,6 @@ class StepInputs:
     def _changes(self, packing: Packing) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """What the device does not have yet: a tensor of one dimension, int64 places in it, and int32 values. Those for
         which a step's memory has no room are there when this returns."""
-        if self._placement.is_host:
-            return []
         found: list[_Change] = []
         for tables in self._tables:
             places = tables.changes()
@@ -255,13 +279,19 @@ class StepInputs:
             room -= places.size
         return packed
 
-    def _arrays_of(self, tokens: int, rows: int) -> _Arrays:
-        found = self._arrays.get((tokens, rows))
-        if found is None:
-            found = _Arrays.within(self._twin, tokens, rows, len(self._tables))
-            if len(self._arrays) < _KEPT_VIEWS:
-                self._arrays[tokens, rows] = found
-        return found
+    def _arrays_of(self, tokens: int, rows: int) -> tuple[_TokenArrays, _RowArrays]:
+        """Those of a size are the same objects each time: whoever captured a forward knows its inputs by that."""
+        by_token = self._token_arrays.get(tokens)
+        if by_token is None:
+            by_token = _TokenArrays.within(Packing(self._twin), tokens, len(self._tables))
+            if len(self._token_arrays) < _KEPT_VIEWS:
+                self._token_arrays[tokens] = by_token
+        by_row = self._row_arrays.get((tokens, rows))
+        if by_row is None:
+            by_row = _RowArrays.within(Packing(self._twin, by_token.end), rows)
+            if len(self._row_arrays) < _KEPT_VIEWS:
+                self._row_arrays[tokens, rows] = by_row
+        return by_token, by_row
 
     def _drawing_of(self, start: int, rows: int) -> SamplingRows:
         found = self._drawing.get((start, rows))

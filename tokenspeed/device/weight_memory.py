@@ -10,8 +10,9 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 PIECE_BYTES = 32 << 20
 """Of one copy: one is on its way while the next is read from the file."""
 
-ALIGNMENT = 256
-"""Bytes: where a weight begins. Real weights are multiples of it, so that neighbours touch and can join."""
+ALIGNMENT = 16
+"""Bytes: where a weight begins, for loads and copies of that width. Neighbours whose sizes are multiples of it touch,
+and can join."""
 
 
 class DeviceWeights:

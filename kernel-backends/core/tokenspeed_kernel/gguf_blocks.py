@@ -42,7 +42,7 @@ A nibble that is an e2m1 stands for 0, 0.5, 1, 1.5, 2, 3, 4, 6, and from 8 on fo
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -210,13 +210,18 @@ def half_of_e8m0(exponents: torch.Tensor) -> torch.Tensor:
     return bits.masked_fill(wide == 255, 0x7FC00000).view(torch.float32)
 
 
+@cache
+def _twice_e2m1(device: torch.device) -> torch.Tensor:
+    return torch.tensor(TWICE_E2M1, dtype=torch.float32).to(device)
+
+
 def _mxfp4(parts: torch.Tensor) -> torch.Tensor:
-    quants = torch.tensor(TWICE_E2M1, dtype=torch.float32, device=parts.device)[_fields(parts[..., 1:], 4, 16).int()]
+    quants = _twice_e2m1(parts.device)[_fields(parts[..., 1:], 4, 16).int()]
     return half_of_e8m0(parts[..., :1]) * quants
 
 
 def _nvfp4(parts: torch.Tensor) -> torch.Tensor:
-    quants = torch.tensor(TWICE_E2M1, dtype=torch.float32, device=parts.device)[_fields(parts[..., 8:], 4, 16).int()]
+    quants = _twice_e2m1(parts.device)[_fields(parts[..., 8:], 4, 16).int()]
     whole = parts[..., :4].contiguous().view(torch.float32)
     scales = parts[..., 4:8].contiguous().view(torch.float8_e4m3fn).float()
     return _grouped(quants, scales * (whole * 0.5))

@@ -230,7 +230,7 @@ def reference_decode(
     if rows == 0:
         return
     width = q.shape[0] // rows
-    query_start = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
+    query_start = torch.arange(0, rows * width + 1, width, dtype=torch.int32, device=seq_lens.device)
     reference_extend(q, k_cache, v_cache, page_table, query_start, seq_lens, scale, window, out, sinks, soft_cap)
 
 

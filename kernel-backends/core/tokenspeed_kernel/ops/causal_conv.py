@@ -74,7 +74,7 @@ def reference_causal_conv(
         tokens = x[int(starts[row]) : int(starts[row + 1])]
         if tokens.shape[0] == 0:
             continue
-        before = state[source, :, 0] if source else torch.zeros(width - 1, x.shape[1])
+        before = state[source, :, 0] if source else x.new_zeros(width - 1, x.shape[1])
         inputs = torch.cat([before, tokens])
         total = torch.zeros_like(tokens) if bias is None else bias.expand_as(tokens).clone()
         for place in range(width):

@@ -110,7 +110,7 @@ def reference_write(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -
 
 def _rows(cache: torch.Tensor, pages: torch.Tensor, first: int, stop: int) -> torch.Tensor:
     """float32 [stop - first, width]: the rows of these positions."""
-    places, page = torch.arange(first, stop), cache.shape[2]
+    places, page = torch.arange(first, stop, device=cache.device), cache.shape[2]
     return cache[pages[places // page].long(), 0, places % page].float()
 
 

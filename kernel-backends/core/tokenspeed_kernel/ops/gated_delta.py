@@ -88,7 +88,7 @@ def reference_gated_delta(
         if source:
             matrix = state[source, :, 0].clone().view(heads, key_dim, value_dim)
         else:
-            matrix = torch.zeros(heads, key_dim, value_dim)
+            matrix = v.new_zeros(heads, key_dim, value_dim)
         for token in range(first, stop):
             log_decay = -rate.view(-1, 1) * torch.nn.functional.softplus(decay[token] + bias).view(heads, -1)
             matrix, out[token] = _step(

@@ -76,7 +76,7 @@ def _projected(streams: torch.Tensor, projection: torch.Tensor, eps: float) -> t
     product's does."""
     flat = streams.flatten(1)
     normed = flat * torch.rsqrt(flat.square().mean(dim=1, keepdim=True) + eps)
-    out = torch.empty(flat.shape[0], projection.shape[0])
+    out = flat.new_empty(flat.shape[0], projection.shape[0])
     for place, row in enumerate(projection):
         torch.sum(normed * row, dim=1, out=out[:, place])
     return out

@@ -176,7 +176,7 @@ def reference_mla_decode(
     lse: torch.Tensor | None,
 ) -> None:
     """attention.mla_decode by PyTorch: one split."""
-    total = torch.empty(out.shape[:2]) if lse is None else lse
+    total = out.new_empty(out.shape[:2]) if lse is None else lse
     reference_mla_decode_partial(
         q_latent, q_rope, latent_cache, page_table, seq_lens, scale, out.unsqueeze(0), total.unsqueeze(0)
     )

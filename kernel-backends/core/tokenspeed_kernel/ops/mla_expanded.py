@@ -115,7 +115,8 @@ def make_reference_mla_extend_expanded(weight: QuantizedTensor, heads: int) -> C
             latents, rotated = entries[:, :latent], entries[:, latent:]
             expanded = torch.einsum("sl,hel->she", latents, matrices)
             keys = torch.cat([expanded[..., :plain], rotated.unsqueeze(1).expand(-1, heads, -1)], dim=-1)
-            ends = torch.tensor([0, seq_len])
+            ends = query_start.new_zeros(2)
+            ends[1] = seq_len
             reference_ragged(q, keys, expanded[..., plain:], query_start[row : row + 2], ends, scale, out, None, True)
 
     return mla_extend_expanded

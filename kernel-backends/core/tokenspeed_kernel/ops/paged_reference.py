@@ -40,7 +40,7 @@ def _scores(q: torch.Tensor, keys: torch.Tensor, position: torch.Tensor, first: 
     scores = torch.einsum("nhgd,hld->nhgl", grouped, keys) * rules.scale
     if rules.soft_cap:
         scores = rules.soft_cap * torch.tanh(scores / rules.soft_cap)
-    key_position = torch.arange(first, first + length)
+    key_position = torch.arange(first, first + length, device=keys.device)
     hidden = key_position > position.unsqueeze(1)
     if rules.window:
         hidden |= key_position <= position.unsqueeze(1) - rules.window
@@ -64,11 +64,12 @@ def attend_row(
     queries, query_heads = q.shape[:2]
     begin, stop = part or (0, seq_len)
     first = max(begin, seq_len - queries + 1 - rules.window) if rules.window else begin
-    out, lse = torch.zeros(queries, query_heads, v_cache.shape[3]), torch.full((queries, query_heads), -torch.inf)
+    out = q.new_zeros(queries, query_heads, v_cache.shape[3])
+    lse = q.new_full((queries, query_heads), -torch.inf)
     if first >= stop or queries == 0:
         return out, lse
     keys, values = gather(k_cache, pages, first, stop), gather(v_cache, pages, first, stop)
-    scores = _scores(q, keys, torch.arange(seq_len - queries, seq_len), first, rules)
+    scores = _scores(q, keys, torch.arange(seq_len - queries, seq_len, device=q.device), first, rules)
     unseen = torch.isneginf(scores).all(dim=-1).reshape(queries, query_heads)
     if rules.sinks is not None:
         sinks = rules.sinks.reshape(1, *scores.shape[1:3], 1)

@@ -112,7 +112,7 @@ def reference_rows(x: torch.Tensor, block: int, out: torch.Tensor, scales: torch
 )
 def reference_restore(q: torch.Tensor, scales: torch.Tensor, block: tuple[int, int], out: torch.Tensor) -> None:
     """quantize.restore by PyTorch."""
-    rows, columns = (torch.arange(extent) // size for extent, size in zip(q.shape, block, strict=True))
+    rows, columns = (torch.arange(extent, device=q.device) // size for extent, size in zip(q.shape, block, strict=True))
     out.copy_(q.float() * scales[rows][:, columns])
 
 

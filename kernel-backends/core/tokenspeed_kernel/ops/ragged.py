@@ -56,7 +56,8 @@ def _attend(
     grouped = q.reshape(queries, heads, query_heads // heads, -1)
     scores = torch.einsum("nhgd,lhd->nhgl", grouped, k) * scale
     if causal:
-        hidden = torch.arange(keys) > torch.arange(keys - queries, keys).unsqueeze(1)
+        key = torch.arange(keys, device=q.device)
+        hidden = key > torch.arange(keys - queries, keys, device=q.device).unsqueeze(1)
         scores.masked_fill_(hidden[:, None, None, :], -torch.inf)
     lse = torch.logsumexp(scores, dim=-1)
     weights = torch.exp(scores - torch.where(torch.isneginf(lse), 0.0, lse).unsqueeze(-1))

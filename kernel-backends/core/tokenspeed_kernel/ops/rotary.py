@@ -58,9 +58,9 @@ def reference_apply(
     """The contract above by PyTorch."""
     rotary = cos_sin.shape[1]
     half = rotary // 2
-    axis = torch.zeros(half, dtype=torch.int64) if axes is None else axes.long()
+    axis = torch.zeros(half, dtype=torch.int64, device=x.device) if axes is None else axes.long()
     place = positions.long()[axis].T  # [T, R/2]: the row of the table for each pair
-    pair = torch.arange(half)
+    pair = torch.arange(half, device=x.device)
     cos, sin = cos_sin[place, pair].unsqueeze(1), cos_sin[place, pair + half].unsqueeze(1)
     turned = x[..., :rotary]
     first, second = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)

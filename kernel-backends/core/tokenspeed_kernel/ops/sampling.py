@@ -189,7 +189,7 @@ def reference_apply_penalties(
 @register_kernel(_reference_spec("apply_token_mask"))
 def reference_apply_token_mask(logits: torch.Tensor, mask: torch.Tensor, rows: torch.Tensor) -> None:
     """sampling.apply_token_mask by PyTorch."""
-    bits = torch.arange(32, dtype=torch.int32)
+    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
     for place, row in enumerate(rows.tolist()):
         if row >= 0:
             allowed = (mask[row].unsqueeze(1) >> bits) & 1

@@ -146,12 +146,12 @@ def reference_index_select(
         count, length = queries.stop - queries.start, seq_len // stride
         if not count:
             continue
-        keys = _entries(index_cache, page_table[row], torch.arange(length))
-        scores = torch.zeros(count, length)
+        keys = _entries(index_cache, page_table[row], torch.arange(length, device=q.device))
+        scores = q.new_zeros(count, length)
         for head in range(q.shape[1]):
             scores += weights[queries, head, None] * torch.relu(q[queries, head] @ keys.T)
-        seen = (torch.arange(seq_len - count, seq_len) + 1) // stride
-        scores.masked_fill_(torch.arange(length) >= seen.unsqueeze(1), -torch.inf)
+        seen = (torch.arange(seq_len - count, seq_len, device=q.device) + 1) // stride
+        scores.masked_fill_(torch.arange(length, device=q.device) >= seen.unsqueeze(1), -torch.inf)
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, : selected.shape[1]]
         order = order.masked_fill(order >= seen.unsqueeze(1), length).sort(dim=1).values
         selected[queries] = -1

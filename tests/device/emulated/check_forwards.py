@@ -1,0 +1,45 @@
+"""Whole forwards on the emulated device: the host's tokens, nothing mixed, no hidden wait."""
+
+import pytest
+from emulated_builds import GRANULARITY, LLAMA, built, outputs, requests, smoke_model
+from emulated_device import DEVICE
+
+from tokenspeed.recipes.resolved import ModelSource
+from tokenspeed_kernel.platform import current_platform
+
+
+def draws_what_the_host_draws(source: ModelSource, granularity: int = GRANULARITY) -> None:
+    host = built(source, "cpu", granularity=granularity)
+    expected = outputs(host, requests(), granularity=granularity)
+    host.handle.shutdown()
+    made = built(source, "npu", granularity=granularity)
+    with DEVICE.watching():
+        found = outputs(made, requests(), granularity=granularity)
+    made.handle.shutdown()
+    assert found == expected
+    assert made.specs.device == "npu" and made.specs.untouched_bytes == 0
+
+
+def test_llama_and_the_platform() -> None:
+    draws_what_the_host_draws(LLAMA)
+    assert current_platform().key == "npu-emulated_1"
+
+
+@pytest.mark.parametrize("recipe", ["kimi-k2.5", "gpt-oss-20b"])
+def test_experts_latents_and_sinks(recipe: str) -> None:
+    draws_what_the_host_draws(smoke_model(recipe))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "recipe",
+    ["inkling", "qwen3.8-flash-next", "deepseek-v3.2", "glm-5.3", "kimi-k3", "minimax-m3", "qwen3.6-35b-a3b",
+     "smollm3-3b", "ernie-4.5-21b-a3b", "qwen3-8b"],
+)  # fmt: skip
+def test_every_other_architecture(recipe: str) -> None:
+    draws_what_the_host_draws(smoke_model(recipe))
+
+
+@pytest.mark.long
+def test_entries_that_stand_for_many_tokens() -> None:
+    draws_what_the_host_draws(smoke_model("deepseek-v4-flash"), 128)
