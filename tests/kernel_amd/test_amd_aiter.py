@@ -5,12 +5,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import util
+from importlib.metadata import requires
 
 import pytest
 import torch
 from aiter_stand_in import StandIn
-from flashinfer_stand_in import contract_beside, forget
-from library_contracts import check_rows_behind_others
+from library_contracts import check_rows_behind_others, contract_beside, forget
 
 from tokenspeed_kernel import steps, wrapped_library
 from tokenspeed_kernel.numerics.verify import verify_kernel
@@ -21,12 +21,14 @@ from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
 from tokenspeed_kernel.registry import RegisteredKernel, active_registry
 from tokenspeed_kernel.wrapped_library import LibraryRequirement
-from tokenspeed_kernel_amd import attention, latent, library, linear, moe, rows
+from tokenspeed_kernel_amd import attention, latent, linear, moe, rows
 from tokenspeed_kernel_amd.requirement import ON_AITER
 
 MI355X = replace(
     current_platform(), vendor="amd", isa="gfx950", architecture=(9, 5), driver=(30, 10), features=frozenset()
 )
+
+DISTRIBUTION = "tokenspeed-appliance-kernel-amd"
 
 NAMES = [
     "aiter_attention_decode",
@@ -41,7 +43,7 @@ NAMES = [
 
 def ours() -> list[RegisteredKernel]:
     load_plugins()
-    return [k for k in active_registry().kernels() if k.origin.startswith("tokenspeed-appliance-kernel-amd")]
+    return [k for k in active_registry().kernels() if k.origin.startswith(DISTRIBUTION)]
 
 
 @pytest.fixture(params=["gfx950"])
@@ -49,7 +51,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
     load_plugins()
     made = StandIn(contract_beside(__file__, "aiter.json"))
     made.install(monkeypatch)
-    forget(library.library_module, latent._lists_of)
+    forget(wrapped_library.library_module, latent._lists_of)
     monkeypatch.setattr(linear, "architecture_of", lambda device: request.param)
     monkeypatch.setattr(LibraryRequirement, "refusal", lambda self, platform: None)
     # What is not the library's is the Triton layer's, which needs a device or a process that interprets.
@@ -57,7 +59,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest):
     monkeypatch.setattr(rows.elementwise, "rms", norm.reference_rms)
     monkeypatch.setattr(rows.elementwise, "fused_add_rms", norm.reference_fused_add_rms)
     yield made
-    forget(library.library_module, latent._lists_of)
+    forget(wrapped_library.library_module, latent._lists_of)
+
+
+def test_the_package_brings_the_shared_layers_and_the_library_where_it_is_asked_for():
+    wanted = requires(DISTRIBUTION) or []
+    for name in ("kernel", "kernel-triton"):
+        assert any(line.startswith(f"tokenspeed-appliance-{name}<") for line in wanted), name
+    (library,) = [line for line in wanted if "extra ==" in line]
+    assert library.startswith(contract_beside(__file__, "aiter.json").distribution)
 
 
 def test_every_kernel_joins_through_the_door_and_says_that_it_never_ran_on_a_gpu():
@@ -103,9 +113,9 @@ def test_an_expert_that_is_not_here_adds_nothing(stand_in):
 @pytest.mark.parametrize("stand_in", ["gfx942"], indirect=True)
 def test_on_gfx942_weights_are_of_its_own_float8_and_the_products_the_same(stand_in, monkeypatch):
     seen = []
-    product = linear.library_module("ops.triton.gemm_a16w8_blockscale").gemm_a16w8_blockscale
+    product = linear.library_module("aiter.ops.triton.gemm_a16w8_blockscale").gemm_a16w8_blockscale
     monkeypatch.setattr(
-        linear.library_module("ops.triton.gemm_a16w8_blockscale"),
+        linear.library_module("aiter.ops.triton.gemm_a16w8_blockscale"),
         "gemm_a16w8_blockscale",
         lambda x, w, *more, **named: (seen.append(w.dtype), product(x, w, *more, **named)),
     )

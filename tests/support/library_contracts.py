@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,14 @@ def check_rows_behind_others(extend: KernelFunction) -> None:
         fn(q, cache[:, 0], cache[:, 1], table, starts, lengths, 0.125, 0, out)
     assert torch.equal(found[[0, 1, 2, 8]], exact[[0, 1, 2, 8]])
     assert torch.allclose(found, exact, atol=0.05)
+
+
+def forget(*caches: Callable[..., Any]) -> None:
+    """Empties functools caches, so that neither a stand-in's modules nor its plans outlive a test."""
+    for cached in caches:
+        cached.cache_clear()  # type: ignore[attr-defined]
+
+
+def contract_beside(test_file: str, name: str) -> Contract:
+    """The contract in the folder of a test."""
+    return Contract(Path(test_file).with_name(name))

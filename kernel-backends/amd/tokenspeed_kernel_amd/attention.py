@@ -15,7 +15,7 @@ from tokenspeed_kernel.page_lists import (
     with_leading_row,
     without_unseen_pages,
 )
-from tokenspeed_kernel_amd.library import library_module, note_variant
+from tokenspeed_kernel.wrapped_library import library_module, note_variant
 
 
 def _attend(
@@ -29,8 +29,10 @@ def _attend(
     sinks: torch.Tensor | None,
     soft_cap: float,
 ) -> None:
-    note_variant("unified attention", k_cache.dtype, q.shape[2], rows.page, window, sinks is not None, soft_cap > 0.0)
-    library_module("ops.triton.unified_attention").unified_attention(
+    note_variant(
+        "aiter unified attention", k_cache.dtype, q.shape[2], rows.page, window, sinks is not None, soft_cap > 0.0
+    )
+    library_module("aiter.ops.triton.unified_attention").unified_attention(
         q=q.to(k_cache.dtype),
         k=k_cache.transpose(1, 2),
         v=v_cache.transpose(1, 2),

@@ -10,7 +10,7 @@ import torch
 
 from tokenspeed_kernel.page_lists import seen_queries, settle, uniform_rows
 from tokenspeed_kernel.steps import present_forward
-from tokenspeed_kernel_amd.library import library_module, note_variant
+from tokenspeed_kernel.wrapped_library import library_module, note_variant
 from tokenspeed_kernel_triton import attention
 
 HEADS = (16, 128)
@@ -89,11 +89,11 @@ def mla_decode(
     per_page = latent_cache.stride(0) // entry
     lists = _lists_of(page_table.data_ptr(), page, per_page)
     lists.refresh(page_table, seq_lens, page, per_page)
-    note_variant("latent decode", q_latent.shape[1])
+    note_variant("aiter latent decode", q_latent.shape[1])
     found = torch.empty(q_latent.shape, dtype=dtype, device=out.device)
     entries = (latent_cache.shape[0] - 1) * per_page + page
     if lists.entries.shape[0]:
-        library_module("mla").mla_decode_fwd(
+        library_module("aiter.mla").mla_decode_fwd(
             torch.cat([q_latent.to(dtype), q_rope.to(dtype)], dim=-1),
             latent_cache.as_strided((entries, 1, 1, entry), (entry, entry, entry, 1)),
             found,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
-from tokenspeed_kernel_amd.library import architecture_of, library_module, note_variant
+from tokenspeed_kernel.wrapped_library import library_module, note_variant
 from tokenspeed_kernel_triton.planes import Planes, take_apart
 
 FNUZ = frozenset({"gfx942"})
@@ -16,6 +16,11 @@ FNUZ = frozenset({"gfx942"})
 OCP's, which checkpoints have."""
 
 MINUS_ZERO = 0x80
+
+
+def architecture_of(device: torch.device) -> str:
+    """Such as "gfx950"."""
+    return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
 
 
 def as_fnuz(elements: torch.Tensor, source: str) -> torch.Tensor:
@@ -52,8 +57,8 @@ def make_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Callable[
     def linear(x: torch.Tensor, out: torch.Tensor) -> None:
         if out.numel() == 0:
             return
-        note_variant("float8 product", *weight.shape)
-        library_module("ops.triton.gemm_a16w8_blockscale").gemm_a16w8_blockscale(
+        note_variant("aiter float8 product", *weight.shape)
+        library_module("aiter.ops.triton.gemm_a16w8_blockscale").gemm_a16w8_blockscale(
             x.to(torch.bfloat16), elements, scales, dtype=torch.float32, y=out
         )
         if bias is not None:

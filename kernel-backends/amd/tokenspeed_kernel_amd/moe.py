@@ -10,7 +10,7 @@ import torch
 
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.quantized import QuantizedTensor
-from tokenspeed_kernel_amd.library import library_module, note_variant
+from tokenspeed_kernel.wrapped_library import library_module, note_variant
 
 MATRIX_TILE = (16, 16)
 """Rows, and lanes of columns, of a matrix instruction's operand."""
@@ -22,7 +22,7 @@ ROWS, COLUMNS = 16, 32
 def _laid_out(weight: QuantizedTensor, experts: int) -> torch.Tensor:
     rows, columns = weight.shape
     whole = weight.plane.view(experts, rows // experts, columns)
-    laid_out: torch.Tensor = library_module("ops.shuffle").shuffle_weight(whole, layout=MATRIX_TILE)
+    laid_out: torch.Tensor = library_module("aiter.ops.shuffle").shuffle_weight(whole, layout=MATRIX_TILE)
     return laid_out
 
 
@@ -37,15 +37,15 @@ def make_experts(
     hidden, intermediate = gate_up.shape[1], down.shape[1]
     experts = down.shape[0] // hidden
     first, second = _laid_out(gate_up, experts), _laid_out(down, experts)
-    kinds = library_module("ops.enum")
+    kinds = library_module("aiter.ops.enum")
 
     def mixture(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
         if x.shape[0] == 0:
             return
-        note_variant("mixture", experts, hidden, intermediate, ids.shape[1])
+        note_variant("aiter mixture", experts, hidden, intermediate, ids.shape[1])
         # The library sorts by every id. One that is not here is expert 0's with a weight of 0.
         here = ids >= 0
-        found = library_module("fused_moe").fused_moe(
+        found = library_module("aiter.fused_moe").fused_moe(
             x.to(torch.bfloat16),
             first,
             second,

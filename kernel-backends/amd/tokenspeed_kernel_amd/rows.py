@@ -6,7 +6,7 @@ Its compiled kernels take 16 bits only; these take our float32. They tell the co
 
 import torch
 
-from tokenspeed_kernel_amd.library import library_module, note_variant
+from tokenspeed_kernel.wrapped_library import library_module, note_variant
 from tokenspeed_kernel_triton import elementwise
 
 ALIGNMENT = 16
@@ -17,8 +17,8 @@ def rms(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) ->
     if x.shape[1] % ALIGNMENT:
         elementwise.rms(x, weight, eps, out)
     elif x.shape[0]:
-        note_variant("rms norm", x.shape[1])
-        out.copy_(library_module("ops.triton.rmsnorm").rms_norm(x, weight, eps))
+        note_variant("aiter rms norm", x.shape[1])
+        out.copy_(library_module("aiter.ops.triton.rmsnorm").rms_norm(x, weight, eps))
 
 
 def fused_add_rms(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
@@ -27,5 +27,5 @@ def fused_add_rms(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor,
     if x.shape[1] % ALIGNMENT:
         elementwise.fused_add_rms(x, residual, weight, eps, out)
     elif x.shape[0]:
-        note_variant("rms norm behind an addition", x.shape[1])
-        library_module("ops.triton.rmsnorm").rmsnorm2d_fwd_with_add(out, x, residual, residual, weight, eps)
+        note_variant("aiter rms norm behind an addition", x.shape[1])
+        library_module("aiter.ops.triton.rmsnorm").rmsnorm2d_fwd_with_add(out, x, residual, residual, weight, eps)

@@ -221,8 +221,15 @@ def current_platform() -> PlatformInfo:
     accelerator = _selected if _is_selected else _found(asked)
     # Where nobody said what to compute on, a vendor's devices of any kind count, else those on the host's memory.
     accelerator = accelerator or _of_a_stranger("cpu" if _is_selected or asked else None)
-    if accelerator is not None:
-        return accelerator
+    return accelerator or host_platform()
+
+
+def host_platform() -> PlatformInfo:
+    """This machine's own processor, whatever accelerator there is: for what runs on the host in any case. An override
+    of that kind counts, and so does TOKENSPEED_KERNEL_CPU_ISA; raises PlatformError as current_platform does for it."""
+    overridden = _override.get()
+    if overridden is not None and overridden.vendor == "cpu":
+        return overridden
     detected = _detected()
     wanted = os.environ.get(CPU_ISA_VARIABLE)
     if not wanted:

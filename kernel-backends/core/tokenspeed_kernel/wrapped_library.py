@@ -1,20 +1,23 @@
-"""Where the kernels of a wrapped library run: which version of it, and the driver that this PyTorch wants.
+"""Kernels of another project's library: where they run, and how the library comes in.
 
-The machine is asked without importing the library: listing kernels imports nothing, and a library that breaks when it
-is imported must not break that.
+Where they run (its version, the driver that this PyTorch wants) is asked without importing it: listing kernels imports
+nothing, and a library that breaks when it is imported must not break that. It comes in at the first use of a kernel.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel.registry import CapabilityRequirement
+from tokenspeed_kernel.serving_guard import note_compilation
 
 
 @cache
@@ -85,3 +88,16 @@ class LibraryRequirement(CapabilityRequirement):
         if not self.oldest <= numbers(found) < self.too_new:
             return f"needs the package {wanted}; installed is {found}"
         return next((said for module, said in self.modules if find_spec(module) is None), None)
+
+
+@cache
+def library_module(name: str) -> Any:
+    """The library's module ``name``, brought in now. Raises ImportError, or whatever a broken library raises."""
+    return import_module(name)
+
+
+@cache
+def note_variant(name: str, *facts: Any) -> None:
+    """A library's function is called for the first time with these facts, for which it may compile. None may be while
+    serving, so the guard counts it."""
+    note_compilation(f"{name} ({', '.join(map(str, facts))})")

@@ -15,10 +15,15 @@ from tokenspeed_kernel.page_lists import (
     with_leading_row,
     without_unseen_pages,
 )
-from tokenspeed_kernel_nvidia.library import counting_scratch, flashinfer, note_variant
+from tokenspeed_kernel.wrapped_library import library_module, note_variant
+from tokenspeed_kernel_nvidia import planned_mla
+from tokenspeed_kernel_nvidia.library import counting_scratch
 
 PLAIN_DIM = 128
 """The plain part of a head of queries. The library asks for it and checks it; its kernels use the scale alone."""
+
+UNSERVED = range(65, 128)
+"""Numbers of heads that there are no kernels for latents of; the planned ones take them."""
 
 
 def _window_left(window: int) -> int:
@@ -41,9 +46,9 @@ def decode(
     if q.shape[0] == 0:
         return
     rows = without_unseen_pages(uniform_rows(page_table, seq_lens, k_cache.shape[2], q.shape[0]), window)
-    note_variant("decode by table", k_cache.dtype, q.shape[2], rows.page)
+    note_variant("flashinfer decode by table", k_cache.dtype, q.shape[2], rows.page)
     found = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
-    flashinfer("decode").trtllm_batch_decode_with_kv_cache(
+    library_module("flashinfer.decode").trtllm_batch_decode_with_kv_cache(
         query=q.to(k_cache.dtype).contiguous(),
         kv_cache=(k_cache, v_cache),
         workspace_buffer=counting_scratch(q.device),
@@ -87,9 +92,9 @@ def extend(
         return
     rows = ragged_rows(page_table, query_start, seq_lens, k_cache.shape[2], q.shape[0])
     led = with_leading_row(without_unseen_pages(rows, window))
-    note_variant("extend by table", k_cache.dtype, q.shape[2], rows.page)
+    note_variant("flashinfer extend by table", k_cache.dtype, q.shape[2], rows.page)
     found = torch.empty(q.shape, dtype=k_cache.dtype, device=q.device)
-    flashinfer("prefill").trtllm_batch_context_with_kv_cache(
+    library_module("flashinfer.prefill").trtllm_batch_context_with_kv_cache(
         query=q.to(k_cache.dtype).contiguous(),
         kv_cache=(k_cache, v_cache),
         workspace_buffer=counting_scratch(q.device),
@@ -126,12 +131,15 @@ def mla_decode(
     tokens, heads, latent = q_latent.shape
     if tokens == 0:
         return
+    if heads in UNSERVED:
+        planned_mla.mla_decode(q_latent, q_rope, latent_cache, page_table, seq_lens, scale, out, lse)
+        return
     rows, dtype = uniform_rows(page_table, seq_lens, latent_cache.shape[2], tokens), latent_cache.dtype
-    note_variant("latent decode by table", dtype, rows.page)
+    note_variant("flashinfer latent decode by table", dtype, rows.page)
     query = torch.cat([q_latent.to(dtype), q_rope.to(dtype)], dim=-1).view(rows.count, rows.most, heads, -1)
     found = torch.empty(rows.count, rows.most, heads, latent, dtype=dtype, device=out.device)
     found_lse = None if lse is None else torch.empty(tokens, heads, dtype=torch.float32, device=out.device)
-    flashinfer("mla").trtllm_batch_decode_with_kv_cache_mla(
+    library_module("flashinfer.mla").trtllm_batch_decode_with_kv_cache_mla(
         query=query,
         kv_cache=latent_cache,
         workspace_buffer=counting_scratch(out.device),

@@ -1,24 +1,14 @@
-"""Brings FlashInfer in at the first use of a kernel, with the memory its kernels share."""
+"""The memory that FlashInfer's kernels share, and which of them a device takes."""
 
 from functools import cache
-from importlib import import_module
-from typing import Any
 
 import torch
-
-from tokenspeed_kernel.serving_guard import note_compilation
 
 SCRATCH_BYTES = 128 << 20
 """Of the partial outputs of one call. FlashInfer names this size in its own examples; a plan that wants more fails."""
 
 PLAN_BYTES = 8 << 20
 """Of what a planned wrapper keeps on the device for itself."""
-
-
-@cache
-def flashinfer(module: str = "") -> Any:
-    """The library or one of its modules, such as "mla". Raises ImportError where it is missing or broken."""
-    return import_module("flashinfer" + (f".{module}" if module else ""))
 
 
 @cache
@@ -32,13 +22,6 @@ def counting_scratch(device: torch.device) -> torch.Tensor:
     """The same for kernels that count finished blocks in it: they find zeros and leave zeros, so nobody else may write
     there."""
     return torch.zeros(SCRATCH_BYTES, dtype=torch.uint8, device=device)
-
-
-@cache
-def note_variant(name: str, *facts: Any) -> None:
-    """A kernel is called for the first time with these facts, for which the library may compile. None may be while
-    serving, so the guard counts it."""
-    note_compilation(f"flashinfer {name} ({', '.join(map(str, facts))})")
 
 
 @cache

@@ -23,7 +23,8 @@ from tokenspeed_kernel.page_lists import (
     without_unseen_pages,
 )
 from tokenspeed_kernel.steps import present_forward
-from tokenspeed_kernel_nvidia.library import flashinfer, generation_of, note_variant, scratch
+from tokenspeed_kernel.wrapped_library import library_module, note_variant
+from tokenspeed_kernel_nvidia.library import generation_of, scratch
 
 KEPT_PLANS = 16
 """Plans that are kept, a wrapper with memory of its own each: one for each cache group, kind of rows and model."""
@@ -62,12 +63,14 @@ class Plan:
 
     def _wrapper(self) -> Any:
         call = self._call
-        note_variant("paged attention", call.dtype, call.head_dim, call.window > 0, call.soft_cap > 0.0, call.sunk)
+        note_variant(
+            "flashinfer paged attention", call.dtype, call.head_dim, call.window > 0, call.soft_cap > 0.0, call.sunk
+        )
         if not call.sunk:
-            return flashinfer().BatchPrefillWithPagedKVCacheWrapper(
+            return library_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper(
                 scratch(call.device), kv_layout="HND", backend=generation_of(call.device)
             )
-        return flashinfer("attention").BatchAttentionWithAttentionSinkWrapper(
+        return library_module("flashinfer.attention").BatchAttentionWithAttentionSinkWrapper(
             scratch(call.device),
             kv_layout="HND",
             backend=generation_of(call.device),

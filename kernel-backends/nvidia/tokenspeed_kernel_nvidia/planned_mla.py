@@ -19,7 +19,8 @@ from tokenspeed_kernel.page_lists import (
     uniform_rows,
 )
 from tokenspeed_kernel.steps import present_forward
-from tokenspeed_kernel_nvidia.library import flashinfer, generation_of, note_variant, scratch
+from tokenspeed_kernel.wrapped_library import library_module, note_variant
+from tokenspeed_kernel_nvidia.library import generation_of, scratch
 from tokenspeed_kernel_nvidia.planned import KEPT_PLANS
 
 TILE_ROWS = 64
@@ -54,8 +55,8 @@ class LatentPlan:
         self._made_for: object = None
         self.seen: SeenQueries
         self.pages = 0
-        note_variant("latent attention", call.dtype, call.latent, call.rotary)
-        self.wrapper: Any = flashinfer("mla").BatchMLAPagedAttentionWrapper(
+        note_variant("flashinfer latent attention", call.dtype, call.latent, call.rotary)
+        self.wrapper: Any = library_module("flashinfer.mla").BatchMLAPagedAttentionWrapper(
             scratch(call.device), backend=generation_of(call.device)
         )
 
@@ -72,7 +73,7 @@ class LatentPlan:
         self.pages = kept.pages.shape[0]
         if not self.pages:
             return
-        metadata = flashinfer("mla").MLAPlanMetadata.csr(
+        metadata = library_module("flashinfer.mla").MLAPlanMetadata.csr(
             kept.query_start.to(call.device),
             kept.page_start.to(call.device),
             kept.pages,
