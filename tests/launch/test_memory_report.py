@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tokenspeed.device import residency
-from tokenspeed.device.cache_arena import huge_zeros
 from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.launch.memory_report import memory_account, proportional_bytes, report_memory
+from tokenspeed.layers.huge_memory import huge_zeros
 from tokenspeed.recipes.resolved import ModelSource, ResolvedConfig
 
 CONFIG = ResolvedConfig(

