@@ -16,7 +16,6 @@ import torch
 from tokenspeed_kernel.fp4_rows import FP4_GROUP
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
-from tokenspeed_kernel_triton import elementwise
 from tokenspeed_kernel_triton.configs import row_blocks
 from tokenspeed_kernel_triton.device import architecture_of, processors_of
 from tokenspeed_kernel_triton.loading import Launch
@@ -110,21 +109,37 @@ def empty_rows(rows: int, columns: int, group: int, device: torch.device) -> Fp4
     )
 
 
-def quantise_of(x: torch.Tensor, rows: Fp4Planes) -> Launch:
-    """The launch that quantises x float32 into ``rows``; many rows are a program each, few are cut."""
+@dataclass(frozen=True)
+class Gate:
+    """What rows are made of before they are quantised: activation(x) * up."""
+
+    up: torch.Tensor
+    activation: GatedActivation
+
+
+def quantise_of(x: torch.Tensor, rows: Fp4Planes, gate: Gate | None = None) -> Launch:
+    """The launch that quantises x float32, which may be row-strided, or what a gate makes of it, into ``rows``.
+
+    Many rows are a program each, few are cut.
+    """
     count, width = rows.shape
     stretches = -(-width // STRETCH)
     programs = 1 if count >= processors_of(x.device) else stretches
-    whole = x if rows.whole is None else rows.whole
-    arguments = (x, rows.codes, rows.scales, whole, stretches // programs)
-    constants = {"WIDTH": width, "GROUP": rows.group, "BLOCK": STRETCH}
+    up, kind, alpha, limit = x, "none", 0.0, 0.0
+    if gate is not None:
+        up, kind = gate.up, gate.activation.kind
+        alpha, limit = float(gate.activation.alpha), float(gate.activation.limit)
+    whole = rows.scales if rows.whole is None else rows.whole
+    strides = (x.stride(0), up.stride(0))
+    arguments = (x, up, rows.codes, rows.scales, whole, *strides, stretches // programs, alpha, limit)
+    constants = {"WIDTH": width, "GROUP": rows.group, "KIND": kind, "BLOCK": STRETCH}
     return Launch("fp4", "quantise", (count, programs), arguments, constants)
 
 
-def quantised(x: torch.Tensor, group: int) -> Fp4Planes:
-    """x float32 [T, K] in four bits, on its device."""
+def quantised(x: torch.Tensor, group: int, gate: Gate | None = None) -> Fp4Planes:
+    """x float32 [T, K], or what a gate makes of it, in four bits, on its device."""
     rows = empty_rows(x.shape[0], x.shape[1], group, x.device)
-    quantise_of(x, rows).run()
+    quantise_of(x, rows, gate).run()
     return rows
 
 
@@ -251,14 +266,13 @@ def make_experts(
             return
         top_k = ids.shape[1]
         order, starts = by_expert(ids, experts)
-        inner, act, parts = (
+        inner, parts = (
             torch.empty(ids.numel(), width, dtype=torch.float32, device=x.device)
-            for width in (2 * intermediate, intermediate, hidden)
+            for width in (2 * intermediate, hidden)
         )
         first.launch(quantised(x, group), None, order, starts, inner, top_k).run()
-        gate, up = inner[:, :intermediate], inner[:, intermediate:]
-        elementwise.gated_of(gate, up, act, activation.kind, activation.alpha, activation.limit).run()
-        second.launch(quantised(act, group), weights, order, starts, parts, top_k).run()
+        middle = quantised(inner[:, :intermediate], group, Gate(inner[:, intermediate:], activation))
+        second.launch(middle, weights, order, starts, parts, top_k).run()
         combine_of(parts, ids, out).run()
 
     return run

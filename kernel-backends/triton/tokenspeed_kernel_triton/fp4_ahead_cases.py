@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel_triton import fp4
 from tokenspeed_kernel_triton.loading import Launch
 
@@ -29,4 +30,8 @@ def launches(group: int) -> Iterator[tuple[str, Launch]]:
     order, starts = _of(pairs, dtype=torch.int32), _of(experts + 1, dtype=torch.int32)
     down = fp4.Fp4Experts(fp4.empty_rows(experts * 7168, 2048, group, device), None, experts)
     x = fp4.empty_rows(pairs, 2048, group, device)
+    inner = _of(pairs, 2 * 2048)
+    for activation in (GatedActivation("silu"), GatedActivation("clamped_swiglu", 1.7, 7.0)):
+        gate = fp4.Gate(inner[:, 2048:], activation)
+        yield f"quantise behind {activation.kind}", fp4.quantise_of(inner[:, :2048], x, gate)
     yield "experts", down.launch(x, _of(pairs), order, starts, _of(pairs, 7168), top_k)

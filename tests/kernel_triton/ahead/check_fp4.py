@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from tokenspeed_kernel_triton import ahead
 from tokenspeed_kernel_triton.ahead import compile_ahead
-from tokenspeed_kernel_triton.configs import SHARED_MEMORY
+from tokenspeed_kernel_triton.configs import LANES, SHARED_MEMORY
 from tokenspeed_kernel_triton.device import compiling_for
 from tokenspeed_kernel_triton.fp4_ahead_cases import ARCHITECTURES, launches
 
@@ -40,3 +41,13 @@ def test_it_compiles_fits_and_multiplies_four_bits(group: int, architecture: str
     if launch.function != "quantise":
         assert re.search(INSTRUCTIONS[architecture, group], found.assembly)
         assert not re.search(OTHER_PRODUCTS, found.assembly)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("group", sorted(ARCHITECTURES))
+def test_what_is_cut_for_sm_100_compiles_for_sm_103(monkeypatch: pytest.MonkeyPatch, group: int) -> None:
+    monkeypatch.setattr(ahead, "LANES", {**LANES, "sm_103": LANES["sm_100"]})
+    with compiling_for("sm_100"):
+        found = compile_ahead(dict(launches(group))["linear, 512 x 4096"], "sm_103")
+    assert re.search(INSTRUCTIONS["sm_100", group], found.assembly)
+    assert found.spilled == 0 and ".target sm_103a" in found.assembly

@@ -60,6 +60,18 @@ def gated_rms(
     tl.store(out + row * heads * WIDTH + at, value * factor[:, None] * scale[None, :] * opened, mask=here)
 
 
+@triton.jit
+def gate_and_multiply(g, u, alpha, limit, KIND: tl.constexpr):
+    """activation(g) * u, KIND as in tokenspeed_kernel.ops.activation. A NaN stays one."""
+    if KIND == "silu":
+        return g * _sigmoid(g) * u
+    if KIND == "gelu_tanh":
+        return g * _sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g)) * u
+    g = tl.minimum(g, limit, propagate_nan=tl.PropagateNan.ALL)
+    u = tl.maximum(tl.minimum(u, limit, propagate_nan=tl.PropagateNan.ALL), -limit, propagate_nan=tl.PropagateNan.ALL)
+    return g * _sigmoid(alpha * g) * (u + 1.0) if KIND == "clamped_swiglu" else g * _sigmoid(g) * u
+
+
 @triton.jit(do_not_specialize=["width"])
 def gated(gate, up, out, gate_stride, up_stride, width, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
     """out = activation(gate) * up, KIND as in tokenspeed_kernel.ops.activation. Grid: (rows, stretches of BLOCK)."""
@@ -68,18 +80,7 @@ def gated(gate, up, out, gate_stride, up_stride, width, alpha, limit, KIND: tl.c
     here = place < width
     g = tl.load(gate + row * gate_stride + place, mask=here, other=0.0)
     u = tl.load(up + row * up_stride + place, mask=here, other=0.0)
-    if KIND == "silu":
-        result = g * _sigmoid(g) * u
-    elif KIND == "gelu_tanh":
-        result = g * _sigmoid(1.5957691216057308 * (g + 0.044715 * g * g * g)) * u
-    else:
-        # a NaN stays one
-        g = tl.minimum(g, limit, propagate_nan=tl.PropagateNan.ALL)
-        u = tl.maximum(
-            tl.minimum(u, limit, propagate_nan=tl.PropagateNan.ALL), -limit, propagate_nan=tl.PropagateNan.ALL
-        )
-        result = g * _sigmoid(alpha * g) * (u + 1.0) if KIND == "clamped_swiglu" else g * _sigmoid(g) * u
-    tl.store(out + row * width + place, result, mask=here)
+    tl.store(out + row * width + place, gate_and_multiply(g, u, alpha, limit, KIND), mask=here)
 
 
 @triton.jit(do_not_specialize=["width", "share"])

@@ -7,6 +7,7 @@ axis. Scales stay beside the elements as they were quantised; the instruction mu
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton.kernels.elementwise import gate_and_multiply
 from tokenspeed_kernel_triton.kernels.paged_attention import ragged_row
 
 _LEAST = tl.constexpr(2.0**-100)
@@ -37,21 +38,35 @@ def _magnitude(x):
     return tl.where(x == x, tl.abs(x), _INFINITY)
 
 
+@triton.jit
+def _taken(x, up, row, x_stride, up_stride, place, WIDTH: tl.constexpr, alpha, limit, KIND: tl.constexpr):
+    """What is quantised: x, or with a KIND activation(x) * up; 0 beyond the row."""
+    here = place < WIDTH
+    value = tl.load(x + row * x_stride + place, mask=here, other=0.0)
+    if KIND != "none":
+        gated = gate_and_multiply(
+            value, tl.load(up + row * up_stride + place, mask=here, other=0.0), alpha, limit, KIND
+        )
+        value = tl.where(here, gated, 0.0)
+    return value
+
+
 @triton.jit(do_not_specialize=["stretches"])
 def quantise(
-    x, codes, scales, whole, stretches,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    x, up, codes, scales, whole, x_stride, up_stride, stretches, alpha, limit,
+    WIDTH: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rows x float32 [T, WIDTH] as codes uint8 [T, WIDTH / 2], two in a byte, the first below; scales uint8 [T, WIDTH /
-    GROUP]; with GROUP 16 whole float32 [T]. Rounding: tokenspeed_kernel.fp4_rows. Grid: (T, programs a row), each of
-    which takes ``stretches`` of BLOCK elements.
+    """Rows x float32 [T, WIDTH], with a KIND (kernels/elementwise.py) activation(x) * up, as codes uint8 [T, WIDTH /
+    2], two in a byte, the first below; scales uint8 [T, WIDTH / GROUP]; with GROUP 16 whole float32 [T]. Rounding:
+    tokenspeed_kernel.fp4_rows. Grid: (T, programs a row), each of which takes ``stretches`` of BLOCK elements.
     """
     row = tl.program_id(0).to(tl.int64)
     if GROUP == 16:
         most = tl.zeros([BLOCK], tl.float32)
         for start in range(0, WIDTH, BLOCK):
             place = start + tl.arange(0, BLOCK)
-            most = tl.maximum(most, _magnitude(tl.load(x + row * WIDTH + place, mask=place < WIDTH, other=0.0)))
+            value = _taken(x, up, row, x_stride, up_stride, place, WIDTH, alpha, limit, KIND)
+            most = tl.maximum(most, _magnitude(value))
         largest = tl.max(most, 0)
         sound = largest < _INFINITY
         here = sound & (largest >= _LEAST)
@@ -64,7 +79,7 @@ def quantise(
     group = tl.arange(0, BLOCK // GROUP)
     for stretch in range(first, first + stretches):
         at = (stretch * (BLOCK // GROUP) + group)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        value = tl.load(x + row * WIDTH + at, mask=at < WIDTH, other=0.0)
+        value = _taken(x, up, row, x_stride, up_stride, at, WIDTH, alpha, limit, KIND)
         if GROUP == 16:
             value = tl.where(_magnitude(value) < _INFINITY, value, 0.0) * row_inverse
             # a quotient rounded once: only then is its rounding to eight bits that of the exact one
