@@ -42,7 +42,7 @@ def run(target: Target, ceilings: dict[str, float], seconds: float) -> PartResul
     model = read_model_config(config.model)
     parameters = parameters_of(model)
     prompt, answer = (2048, 65) if full else (128, 9)
-    name = f"llama of {parameters / 1e9:.2g}B in {model.num_layers} layers, bfloat16"
+    name = f"llama of {parameters / 1e9:.2g}B in {model.num_layers} layers, {model.dtype}"
     with LLM(config) as llm:
         seconds_for(llm, rows=1, prompt=prompt, tokens=2)
         first = min(seconds_for(llm, rows=1, prompt=prompt, tokens=1) for _ in range(2))

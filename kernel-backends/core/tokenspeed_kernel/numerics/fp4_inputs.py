@@ -32,7 +32,8 @@ def _block_scales(largest: torch.Tensor, row_largest: torch.Tensor, group: int) 
         whole = _power_not_below(row_largest / 2688.0)
         scale = _nearest(largest / (6.0 * whole), _E4M3) * whole
         return torch.where(row_largest >= _LEAST, scale, 0.0)
-    power = torch.exp2(torch.floor(torch.log2(largest.clamp(min=_LEAST) * (8.0 / 7.0))))
+    mantissa, exponent = torch.frexp(largest)  # from 0.5 to 1
+    power = torch.exp2(exponent.double() - (mantissa < 0.875).double())
     return torch.where(largest >= _LEAST, power / 4.0, 0.0)
 
 

@@ -153,8 +153,8 @@ def _unequal(one: Outputs, other: Outputs) -> list[str]:
 
 
 def _made(kernel: RegisteredKernel, case: Case, threads: int, device: torch.device) -> KernelFunction:
-    """The kernel of a case, made and run on ``threads`` threads; a reference on one, like the truth. On a device with
-    memory of its own it is made of tensors there and called with such."""
+    """The kernel of a case, made and run on ``threads`` threads; a reference on one, like the truth. For a ``device``
+    that is not the host's memory, it is made of tensors there and called with such."""
     if device.type != "cpu":
         values = values_on(device, case.bound)
         return bridged(make_kernel(kernel.spec, kernel.fn, values) if values else kernel.fn, device)
