@@ -62,7 +62,7 @@ def test_a_model_without_weights_of_four_bits_is_refused(tmp_path: Path) -> None
 @pytest.mark.skipif(not (cache_directory() / SMOLLM2).exists(), reason="SmolLM2 is not in this machine's cache")
 def test_what_four_bits_cost_a_small_model_is_what_the_page_says() -> None:
     """docs/design/w4a4.md: the bar of 99 % is missed. Whoever makes this fail from above has good news for the page."""
-    ((_, found),) = agreements(cache_directory() / SMOLLM2, ["NVFP4"], 256)
-    assert found.positions == 255
+    ((_, found),) = agreements(cache_directory() / SMOLLM2, ["NVFP4"], 192)
+    assert found.positions == 191
     assert 0.6 < found.activations < 0.9
     assert 0.6 < found.weights < 0.9

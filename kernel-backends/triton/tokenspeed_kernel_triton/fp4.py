@@ -46,6 +46,10 @@ class Fp4Tile:
 OUTPUTS = 128
 """Of a tile, everywhere: the rows that tcgen05.mma takes."""
 
+FEW_TOKENS, MOST_SPLITS = 32, 8
+"""Up to so many tokens a product is cut along its inputs, into so many parts: what they write and read again stays
+small beside the weight."""
+
 _MOST_TOKENS: Mapping[str, int] = MappingProxyType({"sm_100": 128, "sm_120": 64, "gfx950": 128})
 _DEPTH: Mapping[str, int] = MappingProxyType({"sm_100": 256, "sm_120": 128, "gfx950": 256})
 _STAGES: Mapping[str, int] = MappingProxyType({"sm_100": 4, "sm_120": 3, "gfx950": 2})
@@ -150,11 +154,25 @@ def _wholes(rows: Fp4Planes, weight: Fp4Planes) -> tuple[torch.Tensor, torch.Ten
     return rows.whole, weight.whole
 
 
-def linear_of(x: Fp4Planes, weight: Fp4Planes, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
-    """The launch of out = x @ weight.T + bias."""
+def splits_of(tiles: int, tokens: int, steps: int, processors: int) -> int:
+    """Into how many parts the inputs of a product are cut: one for many tokens, and for as many tiles as processors."""
+    if tokens > FEW_TOKENS or not tiles:
+        return 1
+    return max(1, min(MOST_SPLITS, steps, round(processors / tiles)))
+
+
+def linear_of(x: Fp4Planes, weight: Fp4Planes, bias: torch.Tensor | None, out: torch.Tensor) -> list[Launch]:
+    """The launches of out = x @ weight.T + bias: one, or the parts' and that of their sum."""
     tokens, outputs = out.shape
+    inputs = weight.shape[1]
     tile = fp4_tile(architecture_of(out.device), tokens)
+    tiles = (-(-outputs // tile.outputs), -(-tokens // tile.tokens))
+    steps = -(-inputs // tile.depth)
+    share = -(-steps // splits_of(tiles[0] * tiles[1], tokens, steps, processors_of(out.device)))
+    splits = -(-steps // share)
+    parts = out if splits == 1 else torch.empty(splits, tokens, outputs, dtype=torch.float32, device=out.device)
     x_whole, weight_whole = _wholes(x, weight)
+    some_bias = out if bias is None else bias
     arguments = (
         x.codes,
         x.scales,
@@ -162,21 +180,27 @@ def linear_of(x: Fp4Planes, weight: Fp4Planes, bias: torch.Tensor | None, out: t
         weight.codes,
         weight.scales,
         weight_whole,
-        out if bias is None else bias,
-        out,
+        some_bias,
+        parts,
         tokens,
         outputs,
+        share,
     )
     constants = {
-        "INPUTS": weight.shape[1],
+        "INPUTS": inputs,
         "GROUP": weight.group,
-        "BIASED": bias is not None,
+        "BIASED": bias is not None and splits == 1,
+        "SPLIT": splits > 1,
         "BLOCK_M": tile.tokens,
         "BLOCK_N": tile.outputs,
         "DEPTH": tile.depth,
     }
-    grid = (-(-outputs // tile.outputs), -(-tokens // tile.tokens))
-    return Launch("fp4", "linear", grid, arguments, constants, tile.warps, tile.stages)
+    launch = Launch("fp4", "linear", (*tiles, splits), arguments, constants, tile.warps, tile.stages)
+    if splits == 1:
+        return [launch]
+    added = (parts, some_bias, out, outputs, out.numel(), splits)
+    constants = {"BIASED": bias is not None, "BLOCK": STRETCH}
+    return [launch, Launch("fp4", "add_splits", (-(-out.numel() // STRETCH),), added, constants)]
 
 
 def make_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
@@ -185,7 +209,8 @@ def make_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Callable[
 
     def linear(x: torch.Tensor, out: torch.Tensor) -> None:
         if out.numel():
-            linear_of(quantised(x, planes.group), planes, bias, out).run()
+            for launch in linear_of(quantised(x, planes.group), planes, bias, out):
+                launch.run()
 
     return linear
 

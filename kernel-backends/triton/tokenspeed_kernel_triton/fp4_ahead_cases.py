@@ -24,7 +24,8 @@ def launches(group: int) -> Iterator[tuple[str, Launch]]:
         x = fp4.empty_rows(tokens, inputs, group, device)
         yield f"quantise, {tokens} x {inputs}", fp4.quantise_of(_of(tokens, inputs), x)
         weight = fp4.empty_rows(8192, inputs, group, device)
-        yield f"linear, {tokens} x {inputs}", fp4.linear_of(x, weight, None, _of(tokens, 8192))
+        for launch in fp4.linear_of(x, weight, None, _of(tokens, 8192)):
+            yield f"{launch.function}, {tokens} x {inputs}", launch
     tokens, experts, top_k = 256, 256, 8
     pairs = tokens * top_k
     order, starts = _of(pairs, dtype=torch.int32), _of(experts + 1, dtype=torch.int32)

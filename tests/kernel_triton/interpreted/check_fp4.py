@@ -64,6 +64,41 @@ def test_products_are_those_of_the_reference(name):
     compare(weight_of(name, 37, 320), 3, torch.randn(37))
 
 
+@pytest.mark.parametrize(
+    ("tiles", "tokens", "steps", "processors", "splits"),
+    [
+        (64, 1, 16, 148, 2),
+        (148, 1, 16, 148, 1),
+        (8, 32, 16, 148, 8),
+        (1, 1, 3, 148, 3),
+        (64, 33, 16, 148, 1),
+        (0, 0, 1, 148, 1),
+    ],
+)
+def test_few_tokens_are_cut_along_the_inputs(tiles, tokens, steps, processors, splits):
+    assert fp4.splits_of(tiles, tokens, steps, processors) == splits
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(FP4_GROUP))
+def test_parts_add_up_whatever_their_number(name, monkeypatch):
+    """1408 inputs are six steps of 256, the last of them cut: shares of 6, 3, 2 and 1."""
+    for count, launches in ((1, 1), (2, 2), (3, 2), (6, 2)):
+        monkeypatch.setattr(fp4, "splits_of", lambda *_, count=count: count)
+        assert (
+            len(
+                fp4.linear_of(
+                    fp4.empty_rows(3, 1408, FP4_GROUP[name], torch.device("cpu")),
+                    fp4.take_apart(weight_of(name, 37, 1408)),
+                    None,
+                    torch.empty(3, 37),
+                )
+            )
+            == launches
+        )
+        compare(weight_of(name, 37, 1408), 3, torch.randn(37))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("architecture", ["sm_100", "sm_120", "gfx950"])
 @pytest.mark.parametrize("name", sorted(FP4_GROUP))

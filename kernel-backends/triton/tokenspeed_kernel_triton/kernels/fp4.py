@@ -119,30 +119,43 @@ def _tile(codes, scales, row, here, start, INPUTS: tl.constexpr, GROUP: tl.const
 
 @triton.jit
 def products(
-    weight, weight_scales, weight_row, output_here, x, x_scales, x_row, token_here,
+    weight, weight_scales, weight_row, output_here, x, x_scales, x_row, token_here, first, stop,
     INPUTS: tl.constexpr, GROUP: tl.constexpr, DEPTH: tl.constexpr, OUTPUTS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """[OUTPUTS, TOKENS] float32: the rows ``weight_row`` of a weight times the rows ``x_row`` of x."""
+    """[OUTPUTS, TOKENS] float32: the rows ``weight_row`` of a weight times the rows ``x_row`` of x, over the steps
+    of DEPTH inputs from ``first`` up to ``stop``."""
     sums = tl.zeros([OUTPUTS, TOKENS], tl.float32)
-    for start in range(0, INPUTS, DEPTH):
+    for step in range(first, stop):
+        start = step * DEPTH
         w_code, w_scale = _tile(weight, weight_scales, weight_row, output_here, start, INPUTS, GROUP, DEPTH)
         x_code, x_scale = _tile(x, x_scales, x_row, token_here, start, INPUTS, GROUP, DEPTH)
         sums = tl.dot_scaled(w_code, w_scale, "e2m1", tl.trans(x_code), x_scale, "e2m1", sums)
     return sums
 
 
-@triton.jit(do_not_specialize=["tokens", "outputs"])
+@triton.jit(do_not_specialize=["tokens", "outputs", "share"])
 def linear(
-    x, x_scales, x_whole, weight, weight_scales, weight_whole, bias, out, tokens, outputs,
-    INPUTS: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr,
+    x, x_scales, x_whole, weight, weight_scales, weight_whole, bias, out, tokens, outputs, share,
+    INPUTS: tl.constexpr, GROUP: tl.constexpr, BIASED: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """out float32 [tokens, outputs] = x @ weight.T + bias, both quantised. Grid: (tiles of outputs, of tokens)."""
+    """out float32 [tokens, outputs] = x @ weight.T + bias, both quantised. Grid: (tiles of outputs, of tokens, splits).
+
+    SPLIT: out is [splits, tokens, outputs], split s of it over ``share`` steps of DEPTH inputs from s * share on.
+    """
     token = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     token_here, output_here = token < tokens, output < outputs
+    STEPS: tl.constexpr = (INPUTS + DEPTH - 1) // DEPTH
+    if SPLIT:
+        first = tl.program_id(2) * share
+        stop = tl.minimum(first + share, STEPS)
+        out += tl.program_id(2).to(tl.int64) * tokens * outputs
+    else:
+        first = 0
+        stop = STEPS
     sums = products(
-        weight, weight_scales, output, output_here, x, x_scales, token, token_here,
+        weight, weight_scales, output, output_here, x, x_scales, token, token_here, first, stop,
         INPUTS, GROUP, DEPTH, BLOCK_N, BLOCK_M,
     )  # fmt: skip
     if GROUP == 16:
@@ -152,6 +165,22 @@ def linear(
         sums += tl.load(bias + output, mask=output_here, other=0.0)[:, None]
     out_at = out + token[:, None] * outputs + output[None, :]
     tl.store(out_at, tl.trans(sums), mask=token_here[:, None] & output_here[None, :])
+
+
+@triton.jit(do_not_specialize=["outputs", "elements", "splits"])
+def add_splits(partials, bias, out, outputs, elements, splits, BIASED: tl.constexpr, BLOCK: tl.constexpr):
+    """out [tokens, outputs], ``elements`` in all: the sum of partials [splits, tokens, outputs], in their order, and
+    the bias. Grid: (stretches of BLOCK,)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    here = place < elements
+    sums = tl.zeros([BLOCK], tl.float32)
+    at = partials + place
+    for _ in range(splits):
+        sums += tl.load(at, mask=here, other=0.0)
+        at += elements
+    if BIASED:
+        sums += tl.load(bias + place % outputs, mask=here, other=0.0)
+    tl.store(out + place, sums, mask=here)
 
 
 @triton.jit(do_not_specialize=["outputs", "top_k"], do_not_specialize_on_alignment=["order", "starts"])
@@ -177,7 +206,7 @@ def grouped(
     output_here = output < outputs
     weight_row = expert.to(tl.int64) * outputs + output
     sums = products(
-        weight, weight_scales, weight_row, output_here, x, x_scales, row, here,
+        weight, weight_scales, weight_row, output_here, x, x_scales, row, here, 0, (INPUTS + DEPTH - 1) // DEPTH,
         INPUTS, GROUP, DEPTH, BLOCK_N, BLOCK_M,
     )  # fmt: skip
     if GROUP == 16:
