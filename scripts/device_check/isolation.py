@@ -126,7 +126,7 @@ def _cut_short(result: PartResult, family: str, limit: float) -> PartResult:
     reached = {outcome.kernel for outcome in result.kernels}
     missing = [kernel.spec for kernel in kernels_here(family) if kernel.spec.name not in reached]
     result.kernels += [KernelOutcome(spec.name, spec.operation, "not reached") for spec in missing]
-    if result.settle().status == "passed":
+    if result.settle().status == "passed" and missing:
         result.status = "out of time"
         result.reason = f"{len(missing)} kernels were not reached within {limit:.0f} s, {missing[0].name} the first"
     return result

@@ -59,7 +59,7 @@ PARTS = (
     Part("served model", 20, 90, _served),
     Part("large model", 60, 240, _large_model),
 )
-"""In their order. The numerics come first and may take NUMERICS_SHARE of all."""
+"""In their order. The numerics come first, and may take NUMERICS_SHARE of all where others wait."""
 
 NUMERICS_SHARE = 0.4
 
@@ -119,7 +119,7 @@ class Plan:
 
     def _numerics(self, report: Callable[[str], None]) -> Iterator[PartResult]:
         """Families side by side: compiling takes most of their time, and a device takes work of several."""
-        limit = self.seconds * NUMERICS_SHARE
+        limit = self.seconds * (NUMERICS_SHARE if len(self.names) > 1 else 1.0)
         ends_at = time.monotonic() + limit
 
         def one(family: str) -> PartResult:
