@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from ptx_arithmetic import MachineError
 
+LANES = 32
+"""Of a warp."""
+
 RANK_SHIFT = 24
 """Of an address of shared memory: the bits from here on say which block of a cluster it is of."""
 
