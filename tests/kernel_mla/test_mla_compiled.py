@@ -27,9 +27,9 @@ def test_the_decode_has_the_instructions_and_is_right(kernel):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("heads", [24, 72], ids=["a_block", "a_pair"])
-def test_a_wait_or_fence_that_is_missing_is_found(heads):
-    run("faults", heads)
+@pytest.mark.parametrize("kernel", ["block", "pair", "prefill"])
+def test_a_wait_or_fence_that_is_missing_is_found(kernel):
+    run("faults", kernel)
 
 
 @pytest.mark.long

@@ -42,8 +42,8 @@ from tokenspeed_mla.plan import tile_rows_of
 
 SCALE = 0.06
 
-LOADS, ALL = ("loads",), ("loads", "products")
-"""What a block may be late with (ptx_machine)."""
+ALL, ORDERED, URGENT = ("loads", "products"), ("loads", "in order"), ("loads", "by priority")
+"""How a block may run (ptx_cluster.run)."""
 
 
 def make_case(
@@ -178,14 +178,27 @@ def pair() -> None:
     assert tensor_columns == [256 + 2 * 64], tensor_columns
 
 
-def faults(heads: int) -> None:
+def faults(kernel: str) -> None:
     """The machine finds each wait or fence that is taken out of the code for Blackwell: otherwise it proved nothing of
-    them. 24 heads take a block, 72 a pair."""
-    runner = decode_runner("sm_100a", torch.bfloat16, torch.float32, 64, tile_rows_of(True, heads, 1))
+    them."""
+    if kernel == "prefill":
+        runner = prefill_runner("sm_100a", torch.bfloat16, torch.float32, False)
+    else:
+        tile_rows = PAIR_ROWS if kernel == "pair" else TILE_ROWS
+        runner = decode_runner("sm_100a", torch.bfloat16, torch.float32, 64, tile_rows)
+
+    def check() -> None:
+        for late in (ALL, ORDERED, URGENT):
+            if kernel == "prefill":
+                for keys in (192, 200):
+                    compare_prefill([(140, keys)], 1, False, torch.bfloat16, "sm_100a", late, scale=1.0)
+            else:
+                heads = 72 if kernel == "pair" else 24
+                compare([400], 1, heads, 64, 1, torch.bfloat16, "sm_100a", late, scale=1.0)
+
+    check()
     sound = runner.code.ptx
     waits = [one.start() for one in re.finditer(r"mbarrier\.try_wait", sound)]
-    for late in (LOADS, ALL):
-        compare([400], 1, heads, 64, 1, torch.bfloat16, "sm_100a", late, scale=1.0)
     spoilt = {f"wait {n}": sound[:at] + "mov.pred P1, -1; //" + sound[at:] for n, at in enumerate(waits)}
     for word in ("fence.proxy.async.shared::cta", "tcgen05.wait::ld.sync.aligned", "tcgen05.wait::st.sync.aligned"):
         assert word in sound
@@ -194,8 +207,7 @@ def faults(heads: int) -> None:
     for name, text in spoilt.items():
         runner.program = Program(text)
         try:
-            for late in (LOADS, ALL):
-                compare([400], 1, heads, 64, 1, torch.bfloat16, "sm_100a", late, scale=1.0)
+            check()
         except (MachineError, AssertionError):
             continue
         missed.append(name)
@@ -284,7 +296,7 @@ def prefill(architecture: str, causal: int) -> None:
     compare_prefill([(5, 5), (130, 300), (0, 9), (7, 3), (3, 0)], 1, bool(causal), torch.bfloat16, architecture)
     module = hopper_prefill_steps if architecture == HOPPER else blackwell_prefill
     assert shared_bytes == [module.SHARED_BYTES] * 2, shared_bytes
-    for late in (LOADS, ALL):
+    for late in (ALL, URGENT):
         compare_prefill([(9, 260), (2, 129)], 2, bool(causal), torch.float16, architecture, late)
     compare_prefill([(300, 290)], 1, bool(causal), torch.bfloat16, architecture, ALL, scale=1.0)
 

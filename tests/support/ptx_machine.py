@@ -91,8 +91,8 @@ class Warp:
         name, _, offset = operand.strip("[]").partition("+")
         return self.value(name.strip(), "u64") + np.uint64(int(offset or 0) & (2**64 - 1))
 
-    def run(self) -> Iterator[bool]:
-        """Yields where it has to wait: False where it could not get on."""
+    def run(self) -> Iterator[None]:
+        """Yields where it has to wait."""
         program, ends = self.block.program, len(self.block.program.instructions)
         while True:
             place = int(self.places.min())
@@ -122,9 +122,8 @@ class Warp:
 
 
 class Block(Synchronisation):
-    """One block of a launch. ``parameters`` are bytes, or a TensorMap, in the order of the kernel; ``late``: which of
-    "loads" and "products" wait until no warp gets on, the loads the last first; ``rank``: its number in its cluster
-    (ptx_cluster), whose blocks see each other's shared memory."""
+    """One block of a launch. ``parameters`` are bytes, or a TensorMap, in the order of the kernel; ``late``: how it
+    runs, see ptx_cluster.run; ``rank``: its number in its cluster, whose blocks see each other's shared memory."""
 
     def __init__(
         self,
@@ -139,6 +138,7 @@ class Block(Synchronisation):
     ) -> None:
         self.program, self.memory, self.position, self.rank = program, memory, position, rank
         self.cluster = [self]
+        self.moves = 0  # waits that have ended
         if len(parameters) != len(program.parameters):
             raise MachineError(f"{len(parameters)} parameters given; the kernel has {len(program.parameters)}")
         self.parameter_places = {name: PARAM_BASE + PARAM_STRIDE * i for i, name in enumerate(program.parameters)}
@@ -162,7 +162,7 @@ class Block(Synchronisation):
         else:
             action()
 
-    def execute(self, warp: Warp, instruction: Instruction) -> Iterator[bool]:
+    def execute(self, warp: Warp, instruction: Instruction) -> Iterator[None]:
         """Does one instruction for the lanes of the warp's mask."""
         name = instruction.parts[0]
         handler = getattr(self, f"_{name}", None)

@@ -14,6 +14,7 @@ ALL = np.ones(LANES, dtype=bool)
 class Synchronisation:
     """A part of ptx_machine.Block: instructions by the first word of their name."""
 
+    moves: int
     barriers: dict[int, Barrier]
     waiting: dict[int, set[int]]
     rounds: dict[int, int]
@@ -42,7 +43,7 @@ class Synchronisation:
         target, source, rank = instruction.operands
         warp.write(target, (warp.value(source, "u32") & OFFSET) | (warp.value(rank, "u32") << RANK_SHIFT))
 
-    def _barrier(self, warp: Any, instruction: Instruction) -> Iterator[bool] | None:
+    def _barrier(self, warp: Any, instruction: Instruction) -> Iterator[None] | None:
         """barrier.cluster.arrive and wait, of all threads of the cluster."""
         if not warp.mask.all():
             raise MachineError("a part of a warp is at the cluster's barrier")
@@ -51,12 +52,12 @@ class Synchronisation:
             return None
         return self._await_cluster(warp)
 
-    def _await_cluster(self, warp: Any) -> Iterator[bool]:
+    def _await_cluster(self, warp: Any) -> Iterator[None]:
         while any(other.cluster_turn < warp.cluster_turn for block in self.cluster for other in block.warps):
-            yield False
-        yield True
+            yield
+        self.moves += 1
 
-    def _mbarrier(self, warp: Any, instruction: Instruction) -> Iterator[bool] | None:
+    def _mbarrier(self, warp: Any, instruction: Instruction) -> Iterator[None] | None:
         kind, operands = instruction.parts[1], instruction.operands
         if kind == "try_wait":
             return self._wait(warp, operands)
@@ -77,15 +78,15 @@ class Synchronisation:
             barrier.settle()
         return None
 
-    def _wait(self, warp: Any, operands: tuple[str, ...]) -> Iterator[bool]:
+    def _wait(self, warp: Any, operands: tuple[str, ...]) -> Iterator[None]:
         barrier = self.barrier_at(int(warp.address(operands[1])[warp.mask][0]))
         parity = warp.uniform(operands[2], "u32")
         while barrier.phase == parity:
-            yield False
+            yield
         warp.write(operands[0], ALL)
-        yield True
+        self.moves += 1
 
-    def _bar(self, warp: Any, instruction: Instruction) -> Iterator[bool]:
+    def _bar(self, warp: Any, instruction: Instruction) -> Iterator[None]:
         if not warp.mask.all():
             raise MachineError("a part of a warp waits at a barrier")
         if instruction.parts[1] == "warp":
@@ -98,8 +99,8 @@ class Synchronisation:
             waiting.clear()
             self.rounds[number] = turn + 1
         while self.rounds.get(number, 0) == turn:
-            yield False
-        yield True
+            yield
+        self.moves += 1
 
     def _elect(self, warp: Any, instruction: Instruction) -> None:
         chosen = np.zeros(LANES, dtype=bool)
