@@ -204,6 +204,7 @@ def test_env_looks_at_this_machine(tokenspeed: Command) -> None:
     assert "cores" in facts["machine"]
     assert "paged_gqa" in facts["attention backends"]
     assert "reference" in facts["gemm.linear"]
+    assert "reference" in facts["attention backend paged_gqa"] and "triton" in facts["sampling backend registry"]
 
 
 def test_no_disk_is_said_before_anything_is_fetched(tokenspeed: Command, tmp_path: Path, own_cache: Path) -> None:

@@ -75,6 +75,8 @@ OUTPUT_ARGUMENT = {
     "sampling.has_nan": 1,
     "sampling.logprobs": 3,
     "sampling.sample": 8,
+    "sampling.verify": 5,
+    "sampling.verify_proposals": 13,
 }
 """Where an output stands in the call of each operation."""
 

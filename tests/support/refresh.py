@@ -11,7 +11,9 @@ def by_group(tables: Tables) -> dict[str, torch.Tensor]:
     return tables if isinstance(tables, dict) else {"g": tables}
 
 
-def decode(backend: AttentionBackend, tables: Tables, rows: list[int], lengths: list[int], bs: int) -> None:
+def decode(
+    backend: AttentionBackend, tables: Tables, rows: list[int], lengths: list[int], bs: int, *, replay: bool = False
+) -> None:
     backend.refresh_decode_metadata(
         bs,
         len(rows),
@@ -19,7 +21,7 @@ def decode(backend: AttentionBackend, tables: Tables, rows: list[int], lengths: 
         torch.tensor(lengths, dtype=torch.int32),
         forward_mode=ForwardMode.DECODE,
         block_tables=by_group(tables),
-        for_graph_replay=False,
+        for_graph_replay=replay,
     )
 
 

@@ -107,14 +107,15 @@ def _files_of(package: str) -> str:
 
 
 def _kernels() -> dict[str, str]:
-    """Per operation the kernels that run on this machine."""
+    """Per backend the solutions, and per operation the kernels, that run on this machine."""
     if installed("torch") is None:
         return {"kernels": "not known without torch"}
+    from tokenspeed.launch.backends import backend_facts
     from tokenspeed_kernel.platform import current_platform
     from tokenspeed_kernel.plugins.loading import loaded_registry
 
     registry, here = loaded_registry(), current_platform()
-    return {
+    return backend_facts() | {
         operation.name: ", ".join(
             kernel.spec.name
             for kernel in registry.kernels(operation.family, operation.mode)

@@ -275,7 +275,7 @@ _RAGGED_ROUNDED: Mapping[str, AttentionTile] = MappingProxyType(
     {
         "sm_80": AttentionTile(64, 32, 4, 2),
         "sm_86": AttentionTile(64, 32, 4, 1),
-        "sm_90": AttentionTile(128, 32, 8, 2),
+        "sm_90": AttentionTile(128, 32, 8, 1),
         "sm_100": AttentionTile(128, 64, 8, 1),
         "sm_120": AttentionTile(64, 32, 4, 1),
         "gfx942": AttentionTile(64, 32, 4, 1),

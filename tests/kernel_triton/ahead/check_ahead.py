@@ -8,10 +8,13 @@ from tokenspeed_kernel_triton.configs import SHARED_MEMORY
 from tokenspeed_kernel_triton.device import compiling_for
 
 ARCHITECTURES = ("sm_90", "sm_100", "gfx950", "gfx942")
-SHORT = {"decode split, 128 elements, torch.bfloat16": ("sm_90", "gfx950")}
+SHORT = {
+    "decode split, 128 elements, torch.bfloat16": ("sm_90", "gfx950"),
+    "gated delta, step, a decay a head": ("sm_90", "gfx950"),
+}
 INSTRUCTIONS = {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma", "gfx950": "v_mfma", "gfx942": "v_mfma"}
 
-MULTIPLY = ("attend", "linear", "grouped", "pairs", "solve", "walk")
+MULTIPLY = ("attend", "linear", "grouped", "pairs", "solve", "walk", "ragged")
 
 SPILLED_BYTES = 16
 """Of a thread, at most; what the exact kernels for checks may spill is in SPILLED_BYTES_EXACT."""

@@ -4,6 +4,7 @@ Bind once, at build; keep ``Bound.fn`` and call it. Nothing is selected on a hot
 preallocated.
 """
 
+from tokenspeed_kernel.ops import sampling_torch
 from tokenspeed_kernel.ops.activation import bind_clamped_silu, bind_clamped_swiglu, bind_silu_and_mul
 from tokenspeed_kernel.ops.attention import bind_attention_decode, bind_attention_extend, bind_gqa_prologue
 from tokenspeed_kernel.ops.causal_conv import bind_causal_conv
@@ -79,4 +80,5 @@ __all__ = [
     "bind_verify",
     "bind_verify_proposals",
     "bind_write",
+    "sampling_torch",
 ]

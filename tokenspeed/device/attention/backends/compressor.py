@@ -11,6 +11,9 @@ from tokenspeed.layers.batch import Compressor
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.kernels import KernelBinder
 
+OPERATIONS = ("attention.compress",)
+"""Of which any solution can compute for this backend that has a kernel for each."""
+
 
 class Backend(PagedRows):
     """One sliding_window group whose layers write their rows themselves and name the caches in each call."""

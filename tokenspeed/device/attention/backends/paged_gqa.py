@@ -10,6 +10,9 @@ from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.kernels import KernelBinder
 
+OPERATIONS = ("attention.decode", "attention.extend")
+"""Of which any solution can compute for this backend that has a kernel for each."""
+
 
 class Backend(PagedRows):
     """Decode and extend for one full_history or sliding_window group.

@@ -13,6 +13,9 @@ from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.kernels import KernelBinder
 
+OPERATIONS = ("attention.mla_decode", "attention.mla_extend")
+"""Of which any solution can compute for this backend that has a kernel for each."""
+
 
 @dataclass(frozen=True)
 class Run:

@@ -14,6 +14,9 @@ from tokenspeed.layers.batch import StateRows
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.kernels import KernelBinder
 
+OPERATIONS = ("recurrent.gated_delta",)
+"""Of which any solution can compute for this backend that has a kernel for each."""
+
 _INPUT, _LIVE = 0, 1
 
 

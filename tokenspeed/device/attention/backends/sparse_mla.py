@@ -11,6 +11,9 @@ from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.layers.kernels import KernelBinder
 
+OPERATIONS = ("attention.index_select", "attention.mla_selected")
+"""Of which any solution can compute for this backend that has a kernel for each."""
+
 
 class Backend(PagedRows):
     """One history group; an entry may stand for several tokens. A window is in tokens of one entry each.

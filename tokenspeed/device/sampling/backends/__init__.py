@@ -1,4 +1,5 @@
-"""One sampling backend a file. Each file exposes ``Backend``, made from a KernelBinder."""
+"""One sampling backend a file. Each file exposes ``Backend``, made from a KernelBinder, and the operations that it
+binds: with the kernels of each solution of those it is another backend."""
 
 import importlib
 import pkgutil
@@ -18,3 +19,8 @@ def make_backend(name: str, kernels: KernelBinder) -> SamplingBackend:
     if name not in backend_names():
         raise ValueError(f"sampling backend {name!r} does not exist; there are {', '.join(backend_names())}")
     return cast(SamplingBackend, importlib.import_module(f"{__name__}.{name}").Backend(kernels))
+
+
+def backend_operations(name: str) -> tuple[str, ...]:
+    """The operations that the backend of file ``name`` binds."""
+    return cast(tuple[str, ...], importlib.import_module(f"{__name__}.{name}").OPERATIONS)

@@ -2,6 +2,15 @@
 
 from tokenspeed.layers.kernels import KernelBinder
 
+OPERATIONS = (
+    "sampling.has_nan",
+    "sampling.apply_penalties",
+    "sampling.apply_token_mask",
+    "sampling.sample",
+    "sampling.logprobs",
+)
+"""Of which any solution can compute for this backend that has a kernel for each."""
+
 
 class Backend:
     """The five operations, each bound once."""
