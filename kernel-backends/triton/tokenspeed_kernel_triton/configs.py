@@ -238,7 +238,7 @@ class DeltaTile:
     Attributes:
         chunk: tokens whose updates are solved for at a time: 16, 32 or 64.
         values, walk_warps: columns of a state that a block takes through a row's chunks, and its warps.
-        warps: of a block that solves a chunk.
+        warps: of a block that pairs tokens, or solves a chunk.
         step_values, step_warps: of a block that goes token by token.
         precision: of products of float32.
     """

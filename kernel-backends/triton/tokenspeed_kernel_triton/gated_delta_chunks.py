@@ -42,14 +42,20 @@ def chunk_launches(
 ) -> Iterator[Launch]:
     """The three launches for the rows of at least ``shortest`` tokens, to be run in this order.
 
-    Workspace: float32 of T * Hv * (2 * chunk + Dk + Dv), and B * Hv * Dk * Dv for the states between chunks.
+    Workspace: float32 of T * Hv * (2 * chunk + Dk + Dv), and Hv * Dk * Dv for the state between chunks of each row that
+    has more than one. Lengths are the device's secret: room is for every row or, where that is less, for as many as T
+    tokens allow.
     """
     (tokens, heads, value_dim), (_, key_heads, key_dim), rows = v.shape, k.shape, sources.shape[0]
     tile = delta_tile(architecture_of(q.device))
     updates, seen = (torch.empty(tokens, heads, tile.chunk, device=q.device) for _ in range(2))
     from_state = torch.empty(tokens, heads, key_dim, device=q.device)
     from_values = torch.empty(tokens, heads, value_dim, device=q.device)
-    scratch = torch.empty(rows, heads, key_dim, value_dim, device=q.device)
+    tokens_apart = tile.chunk + 1  # of the first tokens of two such rows, at least
+    states = tokens // tokens_apart + 1
+    if rows <= states:
+        tokens_apart, states = 0, rows
+    scratch = torch.empty(states, heads, key_dim, value_dim, device=q.device)
     values = min(tile.values, _block(value_dim))
     constants = {
         "HEADS": heads,
@@ -76,6 +82,7 @@ def chunk_launches(
     arguments = (
         q, k, decay, rate, bias, state, starts, sources, targets, seen, from_state, from_values, scratch, out,
         q_stride, k_stride, decay_stride, state.stride(0), state.stride(1), float(eps), shortest,
+        tokens_apart,
     )  # fmt: skip
     grid = (rows, heads, -(-value_dim // values))
     yield Launch(module, "walk", grid, arguments, {**of_values, "BLOCK_V": values}, tile.walk_warps)

@@ -148,6 +148,13 @@ def test_strong_decays_leave_no_infinity_and_weak_ones_behind_them_stay_exact(ch
 
 
 @pytest.mark.long
+def test_few_long_rows_among_many_share_the_room_for_states_between_chunks():
+    """Twelve rows, of which two have several chunks: room is for as many as the tokens allow."""
+    rows = [(1, 1, 0), (1, 2, 0), (70, 3, 3), (1, 1, 0), (66, 4, 4), *[(1, 1, 0)] * 7]
+    Delta(rows).agrees(gated_delta_chunks.gated_delta)
+
+
+@pytest.mark.long
 def test_keys_that_are_all_alike_do_not_blow_up_the_inverse():
     """The worst system: every token overwrites what the one before wrote, and nothing decays."""
     case = Delta([(100, 0, 1)], 1, 1)

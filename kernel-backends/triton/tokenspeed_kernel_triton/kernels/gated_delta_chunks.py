@@ -191,16 +191,20 @@ def solve(
 
 
 @triton.jit(
-    do_not_specialize=["shortest"],
+    do_not_specialize=["shortest", "tokens_apart"],
     do_not_specialize_on_alignment=["q", "k", "decay", "state", "starts", "sources", "targets"],
 )
 def walk(
     q, k, decay, rate, bias, state, starts, sources, targets, seen, from_state, from_values, scratch, out,
-    q_stride, k_stride, decay_stride, block_stride, head_stride, eps, shortest,
+    q_stride, k_stride, decay_stride, block_stride, head_stride, eps, shortest, tokens_apart,
     HEADS: tl.constexpr, PER_KEY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHANNEL: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Takes BLOCK_V columns of a head's state through the chunks of a row. Grid: (rows, HEADS, tiles of values)."""
+    """Takes BLOCK_V columns of a head's state through the chunks of a row. Grid: (rows, HEADS, tiles of values).
+
+    Between chunks a state lies in scratch [slots, HEADS, KEY, VALUE]: that of the row, or, where ``tokens_apart`` is
+    above 0, one for so many tokens.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(starts + row)
     tokens = tl.load(starts + row + 1) - first
@@ -213,7 +217,10 @@ def walk(
     key_head = (head // PER_KEY) * KEY
     before = state + source * block_stride + head * head_stride
     behind = state + target * block_stride + head * head_stride
-    between = scratch + (row.to(tl.int64) * HEADS + head) * (KEY * VALUE)
+    slot = row
+    if tokens_apart > 0:
+        slot = first // tokens_apart
+    between = scratch + (slot.to(tl.int64) * HEADS + head) * (KEY * VALUE)
     head_rate = tl.load(rate + head)
     visible = member[:, None] // BLOCK >= member[None, :] // BLOCK
     for begin in range(0, tokens, CHUNK):
