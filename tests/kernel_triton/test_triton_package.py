@@ -24,6 +24,7 @@ from tokenspeed_kernel_triton.compiler_options import compiler_options
 from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY, attention_tile, row_blocks
 from tokenspeed_kernel_triton.device import compiling_for, nvidia_entry
 from tokenspeed_kernel_triton.fp4_registration import BlockScaledRequirement
+from tokenspeed_kernel_triton.gated_delta_chunks import room_between_chunks
 from tokenspeed_kernel_triton.paged_attention import cut_queries
 from tokenspeed_kernel_triton.registration import COMPILED_ONLY
 from tokenspeed_kernel_triton.requirement import TritonRequirement
@@ -143,6 +144,17 @@ def test_tiles_hold_every_pair_of_a_token_and_a_head(heads):
         assert per_group * cut.rows >= cut.tokens * heads
         assert cut.tiles == 3 * (width // cut.tokens) * per_group
         assert cut.rows >= cut.tokens * min(heads, cut.rows)
+
+
+def test_rows_of_several_chunks_never_share_the_room_for_a_state():
+    for chunk in (16, 64):
+        for lengths in ([chunk + 1] * 40, [1] * 60 + [chunk + 1, 1, chunk + 1], [3 * chunk, *[1] * 90, 2 * chunk]):
+            tokens, rows = sum(lengths), len(lengths)
+            states, apart = room_between_chunks(tokens, rows, chunk)
+            firsts = [sum(lengths[:row]) for row in range(rows) if lengths[row] > chunk]
+            slots = [first // apart for first in firsts] if apart else list(range(len(firsts)))
+            assert len(set(slots)) == len(firsts) and max(slots) < states <= rows
+    assert room_between_chunks(8192, 1, 64) == (1, 0)
 
 
 # ---------------------------------------------------------------- the plan of splits

@@ -24,6 +24,15 @@ def _block(size: int) -> int:
     return max(_LEAST, 1 << max(0, size - 1).bit_length())
 
 
+def room_between_chunks(tokens: int, rows: int, chunk: int) -> tuple[int, int]:
+    """How many states lie between chunks, and the tokens that have one together; 0 where each row has its own.
+
+    Of two rows with more than one chunk the first tokens are at least chunk + 1 apart.
+    """
+    states = tokens // (chunk + 1) + 1
+    return (rows, 0) if rows <= states else (states, chunk + 1)
+
+
 def chunk_launches(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -51,10 +60,7 @@ def chunk_launches(
     updates, seen = (torch.empty(tokens, heads, tile.chunk, device=q.device) for _ in range(2))
     from_state = torch.empty(tokens, heads, key_dim, device=q.device)
     from_values = torch.empty(tokens, heads, value_dim, device=q.device)
-    tokens_apart = tile.chunk + 1  # of the first tokens of two such rows, at least
-    states = tokens // tokens_apart + 1
-    if rows <= states:
-        tokens_apart, states = 0, rows
+    states, tokens_apart = room_between_chunks(tokens, rows, tile.chunk)
     scratch = torch.empty(states, heads, key_dim, value_dim, device=q.device)
     values = min(tile.values, _block(value_dim))
     constants = {

@@ -54,14 +54,23 @@ def test_a_walk_takes_the_first_fitting_child_and_ends_with_the_path():
 
 
 @pytest.mark.parametrize("top_k", [1, pytest.param(4, marks=pytest.mark.long)])
-def test_rejection_along_a_chain_and_a_tree(top_k):
-    logits = torch.randn(5, 12) * 2.0
-    drafted = torch.cat([ints(0), logits.argmax(dim=1)[:4].to(torch.int32)])
-    proposals = torch.softmax(logits, dim=1)
-    for drafts, parents in ((drafted, ints(-1, 0, 1, 2, 3)), (ints(0, 2, 5), ints(-1, 0, 0))):
-        nodes = drafts.shape[0]
-        call = (logits[:nodes], *rules(nodes, top_k), proposals[:nodes], drafts, parents, ints(0, nodes))
-        agree(verify.verify_proposals, reference_verify_proposals, *call, rows=1, width=6)
+def test_rejection_along_a_chain(top_k):
+    logits = torch.randn(4, 12) * 2.0
+    drafted = torch.cat([ints(0), logits.argmax(dim=1)[:3].to(torch.int32)])
+    call = (logits, *rules(4, top_k), torch.softmax(logits, dim=1), drafted, ints(-1, 0, 1, 2), ints(0, 4))
+    agree(verify.verify_proposals, reference_verify_proposals, *call, rows=1, width=6)
+
+
+@pytest.mark.long
+def test_every_sibling_that_is_rejected_leaves_less_of_what_was_proposed():
+    """Rows whose three siblings are unlikely under the model and likely under the proposals."""
+    rows, tokens = 6, 8
+    logits = torch.randn(4 * rows, tokens)
+    likely = torch.softmax(-1.5 * logits, dim=1)
+    drafted = likely.topk(4).indices[::4].flatten().to(torch.int32)
+    call = (logits, *rules(4 * rows), likely, drafted, ints(-1, 0, 0, 0).repeat(rows), 4 * ints(*range(rows + 1)))
+    found = agree(verify.verify_proposals, reference_verify_proposals, *call, rows=rows, width=1)
+    assert any(token not in drafted[4 * row + 1 : 4 * row + 4] for row, token in enumerate(found[1].flatten()))
 
 
 @pytest.mark.long
