@@ -16,6 +16,9 @@ from tokenspeed_kernel_triton.loading import Launch
 PAGE = Path(__file__).parent.parent / "docs/design/triton-kernels.md"
 BEGIN, END = "<!-- compiled: begin -->", "<!-- compiled: end -->"
 ARCHITECTURES = ("sm_90", "sm_100", "gfx942", "gfx950")
+TWINS = ("attend", "linear", "attend_selected", "expand")
+"""Functions with an exact twin, which is there to check by."""
+
 HEAD = "| kernel | on | tile | warps, stages | operations a byte | registers | shared KiB | spilled B | blocks |"
 
 
@@ -28,11 +31,9 @@ def intensity(launch: Launch) -> str:
         bytes_of_key = (dim + rope if constants["LATENT"] else 2 * dim) * width
         return f"{2 * rows * (2 * dim + rope) / bytes_of_key:.0f}"
     if launch.function == "linear":
-        outputs, inputs = launch.arguments[7], constants["INPUTS"]
-        size = launch.arguments[1].numel() * launch.arguments[1].element_size()
-        if constants["KIND"] != "dense":
-            size += 4 * outputs * inputs // constants["GROUP"]
-        return f"{2 * constants['BLOCK_M'] * outputs * inputs / size:.0f}"
+        x, *planes = launch.arguments[:7]
+        size = sum(plane.numel() * plane.element_size() for plane in planes if plane is not x)
+        return f"{2 * constants['BLOCK_M'] * launch.arguments[10] * constants['INPUTS'] / size:.0f}"
     return ""
 
 
@@ -48,7 +49,7 @@ def rows(architecture: str) -> list[str]:
     lines = []
     with compiling_for(architecture):
         for name, launch in launches():
-            if launch.function in ("attend", "linear") and not launch.constants["ROUNDED"]:
+            if launch.function in TWINS and not launch.constants["ROUNDED"]:
                 continue
             found = compile_ahead(launch, architecture)
             blocks = resident_blocks(found, launch.warps, architecture)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from sparse_models import sparse_config
+from sparse_models import compressed_config, sparse_config
 from tiny_models import build, random_config, resolved, tiny_config
 
 from tokenspeed.layers.kernels import OPERATIONS
@@ -28,19 +28,17 @@ GPUS = {
     "gfx950": ("amd", (9, 5)),
 }
 
-FAMILIES = ("llama", "qwen3_moe", "gpt_oss", "deepseek_v3", "deepseek_v32", "gemma3")
+FAMILIES = ("llama", "qwen3_moe", "gpt_oss", "deepseek_v3", "deepseek_v32", "deepseek_v4", "gemma3")
 
-WITHOUT_TRITON = {
-    "attention.mla_extend_expanded",
-    "norm.gated_rms",
-    "recurrent.causal_conv",
-    "recurrent.gated_delta",
+WITHOUT_TRITON = {"norm.gated_rms", "recurrent.causal_conv", "recurrent.gated_delta"}
+"""Of what an engine binds: what the portable layer does not do yet, at most."""
+
+ROUNDED = {
+    "gemm.linear",
+    "moe.experts",
+    *(f"attention.{mode}" for mode in ("decode", "extend", "mla_decode", "mla_extend", "mla_selected")),
 }
-"""Of what an engine binds: what the portable layer does not do yet, at most. Without the first, an engine takes long
-chunks as it takes short ones."""
-
-ROUNDED = {"gemm.linear", "moe.experts", "attention.decode", "attention.extend", "attention.mla_decode"}
-"""Operations that give the tensor cores bfloat16, so that they are not the exact twin."""
+"""Operations that give the tensor cores bfloat16, where the exact twin would do otherwise."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,10 @@ def config_of(family: str) -> str:
     """The configuration of the family's tiny model, in bfloat16."""
     if family == "llama":
         return random_config(torch_dtype="bfloat16")
-    config = sparse_config(family) if family == "deepseek_v32" else tiny_config(family)
+    if family == "deepseek_v4":
+        config = compressed_config("all-kinds")
+    else:
+        config = sparse_config(family) if family == "deepseek_v32" else tiny_config(family)
     return json.dumps({**config.to_dict(), "torch_dtype": "bfloat16", "dtype": "bfloat16"})
 
 

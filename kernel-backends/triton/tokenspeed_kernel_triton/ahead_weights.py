@@ -10,7 +10,7 @@ from tokenspeed_kernel.ops.moe import Routing
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_triton import embedding, hyper, linear, moe, quantize
 from tokenspeed_kernel_triton.loading import Launch
-from tokenspeed_kernel_triton.planes import Planes
+from tokenspeed_kernel_triton.planes import Planes, take_apart
 
 Named: TypeAlias = Iterator[tuple[str, Launch]]
 
@@ -25,40 +25,28 @@ def _bytes(*shape: int) -> torch.Tensor:
     return _of(*shape, dtype=torch.uint8)
 
 
+_FORMS = {
+    "bfloat16": "bfloat16",
+    "fp8_blocks": "fp8_blocks, float8_e4m3fn",
+    "nvfp4": "nvfp4, float8_e4m3fn scales",
+    **{name: name for name in BLOCK_BYTES if name.startswith("gguf")},
+}
+"""Formats to how the launches name them: tests look for float8, which gfx942 has to widen bit by bit."""
+
+
 def planes_of(rows: int, columns: int) -> Iterator[tuple[str, Planes]]:
-    """The planes of a weight of these sizes in every form that differs, by the name of a format with it."""
-    shape, groups = (rows, columns), {size: (rows, columns // size) for size in (16, 32, 128)}
-    eights = {size: _bytes(*groups[size]) for size in (16, 32)}
-    nibbles, units = _bytes(rows, columns // 2), _of(rows, columns // 256)
-    plain = {"elements": nibbles, "half": 16, "scales": _of(*groups[32])}
-    yield "bfloat16", Planes("dense", 0, shape, _of(*shape, dtype=torch.bfloat16))
-    yield (
-        "fp8_blocks, float8_e4m3fn",
-        Planes("eight", 128, shape, _of(*shape, dtype=torch.float8_e4m3fn), scales=_of(*groups[128])),
-    )
-    yield "gguf_q8_0", Planes("eight", 32, shape, _of(*shape, dtype=torch.int8), scales=_of(*groups[32]))
-    yield "gguf_q4_0", Planes("quants", 32, shape, **plain, zero=8)
-    yield "gguf_q4_1", Planes("quants", 32, shape, **plain, minima=_of(*groups[32]))
-    high = {"high_bits": 1, "high": _bytes(rows, columns // 8)}
-    yield "gguf_q5_0", Planes("quants", 32, shape, **plain, zero=16, **high)
-    yield "gguf_q5_1", Planes("quants", 32, shape, **plain, minima=_of(*groups[32]), **high)
-    yield "gguf_mxfp4", Planes("mxfp4", 32, shape, nibbles, scales=eights[32])
-    in_row = groups[16]
-    floats = _of(*in_row, dtype=torch.float8_e4m3fn)
-    yield (
-        "nvfp4, float8_e4m3fn scales",
-        Planes("nvfp4", 16, shape, nibbles, scales=floats, units=_of(rows, 1), unit=columns),
-    )
-    above = {"elements": nibbles, "units": units, "unit": 256, "minimum_units": units}
-    yield "gguf_q2_k", Planes("quants", 16, shape, half=16, scales=eights[16], minima=eights[16], **above)
-    yield "gguf_q4_k", Planes("quants", 32, shape, half=32, scales=eights[32], minima=eights[32], **above)
-    yield "gguf_q5_k", Planes("quants", 32, shape, half=32, scales=eights[32], minima=eights[32], **high, **above)
-    signed = {"half": 16, "scales": _of(*in_row, dtype=torch.int8), "units": units, "unit": 256}
-    yield "gguf_q3_k", Planes("quants", 16, shape, nibbles, zero=4, **signed)
-    yield (
-        "gguf_q6_k",
-        Planes("quants", 16, shape, nibbles, zero=32, high_bits=2, high=_bytes(rows, columns // 4), **signed),
-    )
+    """The planes of a weight of these sizes in every format, by its name in _FORMS."""
+    shape, dense = (rows, columns), QuantizedTensor.from_dense(_of(rows, columns, dtype=torch.bfloat16), "a weight")
+    for name, form in _FORMS.items():
+        if name == "bfloat16":
+            yield form, take_apart(dense)
+        elif name == "nvfp4":  # whose rows are looked at before they are taken apart
+            scales = _of(rows, columns // 16, dtype=torch.float8_e4m3fn)
+            nibbles, units = _bytes(rows, columns // 2), _of(rows, 1)
+            yield form, Planes(name, 16, shape, nibbles, scales=scales, units=units, unit=columns)
+        else:
+            blocks = _bytes(rows, columns // BLOCK_ELEMENTS[name] * BLOCK_BYTES[name])
+            yield form, take_apart(QuantizedTensor(name, shape, {"blocks": blocks}, "a weight"))
 
 
 def product_launches() -> Named:

@@ -38,6 +38,9 @@ REGISTERS: Mapping[str, int] = MappingProxyType(
 LANES: Mapping[str, int] = MappingProxyType({name: 64 if name.startswith("gfx") else 32 for name in SHARED_MEMORY})
 """Threads of one warp (wave)."""
 
+WITHOUT_E4M3 = frozenset({"sm_80", "sm_86", "gfx942"})
+"""Architectures that have no float8_e4m3fn: what is stored so is taken as bytes."""
+
 
 @dataclass(frozen=True)
 class AttentionTile:
@@ -205,7 +208,8 @@ def linear_tile(architecture: str, tokens: int, weight: str, rounded: bool) -> L
     pairs, amd = weight == "pairs", architecture.startswith("gfx")
     rows = row_blocks(tokens, min(64, _MOST_ROWS[architecture]) if pairs else _MOST_ROWS[architecture])
     few = rows <= _FEW_ROWS
-    columns = 32 if few or (pairs and amd) else 128 if weight in ("dense", "light", "float4") else 64
+    wide = weight in ("dense", "light") or (weight == "float4" and _MOST_ROWS[architecture] == 128)
+    columns = 32 if few or (pairs and amd) else 128 if wide else 64
     stages = _LINEAR_STAGES[architecture] if weight == "dense" or few else 1
     warps = 8 if rows > 64 or (pairs and not few and not amd) else 4
     return LinearTile(rows, columns, 64, warps, stages)

@@ -9,7 +9,7 @@ import torch
 
 from tokenspeed_kernel.accelerators import accelerator
 from tokenspeed_kernel.platform import PlatformInfo
-from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY
+from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY, WITHOUT_E4M3
 from tokenspeed_kernel_triton.requirement import interpreted
 
 INTERPRETED_AS = "sm_90"
@@ -40,6 +40,13 @@ def processors_of(device: torch.device) -> int:
     """Its multiprocessors or compute units."""
     forced = _compiled_for.get()
     return PROCESSORS[forced] if forced is not None else _processors_found(device)
+
+
+def loadable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as kernels of its device take it: e4m3 as bytes where the architecture has no such type."""
+    if tensor.dtype is torch.float8_e4m3fn and architecture_of(tensor.device) in WITHOUT_E4M3:
+        return tensor.view(torch.uint8)
+    return tensor
 
 
 @cache

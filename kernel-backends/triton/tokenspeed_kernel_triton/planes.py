@@ -6,7 +6,8 @@ bits have their high bits in a plane of their own, so that they take no more mem
 three bits take four.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from tokenspeed_kernel.gguf_blocks import five_bit_quants, split_last, take_k_blocks
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.signature import WEIGHT_FORMATS
+from tokenspeed_kernel_triton.device import loadable
 
 DENSE = ("float32", "bfloat16", "float16")
 QUANTISED = tuple(name for name in WEIGHT_FORMATS if name not in DENSE)
@@ -23,6 +25,9 @@ FLOAT4 = ("mxfp4", "nvfp4")
 
 FLOAT4_STEP = 128
 """Inputs that a step of the loop takes where scales go with the elements: several groups."""
+
+SLICE_BYTES = 256 << 20
+"""Of the blocks that are taken apart at a time."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,8 @@ class Planes:
 
     def arguments(self, spare: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The planes in the kernels' order; ``spare`` stands in for those that are absent, and is not read."""
-        optional = (self.high, self.scales, self.minima, self.units, self.minimum_units)
-        return self.elements, *(spare if plane is None else plane for plane in optional)
+        planes = (self.elements, self.high, self.scales, self.minima, self.units, self.minimum_units)
+        return tuple(spare if plane is None else loadable(plane) for plane in planes)
 
     def constants(self, depth: int) -> dict[str, Any]:
         """What kernels are compiled for; ``depth``: inputs of a step where the weight is dense."""
@@ -107,7 +112,7 @@ def take_apart(weight: QuantizedTensor) -> Planes:
         return Planes("dense", 0, shape, weight.plane)
     blocks = split_last(weight.plane, shape[1] // weight.block_elements, -1)
     if name.endswith("_k"):
-        return _of_k_blocks(name, shape, blocks)
+        return _in_slices(lambda part: _of_k_blocks(name, part), blocks)
     if name == "nvfp4":
         return _of_nvfp4(shape, blocks)
     if name == "fp8_blocks":
@@ -119,6 +124,25 @@ def take_apart(weight: QuantizedTensor) -> Planes:
         return Planes("eight", 32, shape, elements, scales=_floats(blocks, 0))
     if name == "gguf_mxfp4":
         return Planes("mxfp4", 32, shape, _neighbours(blocks[..., 1:], shape), scales=blocks[..., 0].contiguous())
+    return _in_slices(lambda part: _of_thirty_two(name, part), blocks)
+
+
+def _in_slices(take: Callable[[torch.Tensor], Planes], blocks: torch.Tensor) -> Planes:
+    """``take`` of blocks [N, groups, bytes], SLICE_BYTES at a time: quants of a byte each would be twice the weight."""
+    step = max(1, SLICE_BYTES // max(1, blocks[0:1].numel()))
+    parts = [take(blocks[start : start + step]) for start in range(0, max(1, blocks.shape[0]), step)]
+    if len(parts) == 1:
+        return parts[0]
+    joined: dict[str, Any] = {"shape": (blocks.shape[0], parts[0].shape[1])}
+    for entry in fields(Planes):
+        if isinstance(getattr(parts[0], entry.name), torch.Tensor):
+            joined[entry.name] = torch.cat([getattr(part, entry.name) for part in parts])
+    return replace(parts[0], **joined)
+
+
+def _of_thirty_two(name: str, blocks: torch.Tensor) -> Planes:
+    """GGUF's blocks of 32 integers of four or five bits."""
+    shape = (blocks.shape[0], blocks.shape[1] * 32)
     nibbles = blocks[..., -16:].contiguous().view(shape[0], shape[1] // 2)
     above = name.endswith("_1")
     five = name.startswith("gguf_q5")
@@ -137,9 +161,9 @@ def take_apart(weight: QuantizedTensor) -> Planes:
     )
 
 
-def _of_k_blocks(name: str, shape: tuple[int, int], blocks: torch.Tensor) -> Planes:
+def _of_k_blocks(name: str, blocks: torch.Tensor) -> Planes:
     """A K format: groups of 16 or 32 under a scale in units of the block's."""
-    found = take_k_blocks(name, blocks)
+    found, shape = take_k_blocks(name, blocks), (blocks.shape[0], blocks.shape[1] * 256)
     group = 256 // found.scales.shape[-1]
     quants, high_bits = found.quants.view(shape), {"gguf_q5_k": 1, "gguf_q6_k": 2}.get(name, 0)
     minimum_units = found.minimum_unit
@@ -165,10 +189,10 @@ def _of_nvfp4(shape: tuple[int, int], blocks: torch.Tensor) -> Planes:
     units = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
     scales = blocks[..., 4:8].contiguous().view(torch.float8_e4m3fn).view(shape[0], -1)
     if bool((units == units[:, :1]).all()):
-        nibbles = _neighbours(blocks[..., 8:].unflatten(-1, (2, 16)).flatten(1, 2), shape)
+        nibbles = _neighbours(split_last(blocks[..., 8:], 2, 16).flatten(1, 2), shape)
         return Planes("nvfp4", 16, shape, nibbles, scales=scales, units=units[:, :1].contiguous(), unit=shape[1])
     nibbles = blocks[..., 8:].contiguous().view(shape[0], shape[1] // 2)
-    return Planes("e2m1", 16, shape, nibbles, 16, scales=scales, units=units, unit=64)
+    return Planes("e2m1", 16, shape, nibbles, 16, scales=scales.float() * units.repeat_interleave(4, dim=1))
 
 
 def _floats(blocks: torch.Tensor, at: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import torch
 
+from tokenspeed_kernel_triton.device import loadable
 from tokenspeed_kernel_triton.loading import Launch
 
 STRETCH = 1024
@@ -15,7 +16,7 @@ def rows_of(x: torch.Tensor, block: int, out: torch.Tensor, scales: torch.Tensor
     """The launch that quantises x [T, K], ``block`` elements under a scale."""
     tokens, width = x.shape
     floats = out.dtype is torch.float8_e4m3fn
-    arguments = (x, out, scales, width, x.stride(0))
+    arguments = (x, loadable(out), scales, width, x.stride(0))
     if block <= MAX_SIZE and block & (block - 1) == 0:
         blocks = STRETCH // block
         constants = {"SIZE": block, "BLOCKS": blocks, "EIGHT_BIT_FLOAT": floats}
@@ -34,7 +35,7 @@ def rows(x: torch.Tensor, block: int, out: torch.Tensor, scales: torch.Tensor) -
 def restore_of(q: torch.Tensor, scales: torch.Tensor, block: tuple[int, int], out: torch.Tensor) -> Launch:
     """The launch of out = q * scale."""
     tokens, width = q.shape
-    arguments = (q, scales, out, width, scales.shape[1], *block)
+    arguments = (loadable(q), scales, out, width, scales.shape[1], *block)
     return Launch("quantize", "restore", (tokens, -(-width // STRETCH)), arguments, {"BLOCK": STRETCH})
 
 

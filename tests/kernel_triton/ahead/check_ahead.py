@@ -11,10 +11,25 @@ ARCHITECTURES = ("sm_90", "sm_100", "gfx950", "gfx942")
 SHORT = {
     "decode split, 128 elements, torch.bfloat16": ("sm_90", "gfx950"),
     "gated delta, step, a decay a head": ("sm_90", "gfx950"),
+    "linear, 1 tokens, gguf_q4_k": ("sm_90",),
+    "linear, 1 tokens, gguf_mxfp4": ("gfx950",),
 }
 INSTRUCTIONS = {"sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma", "gfx950": "v_mfma", "gfx942": "v_mfma"}
 
-MULTIPLY = ("attend", "linear", "grouped", "pairs", "solve", "walk", "ragged")
+MULTIPLY = (
+    "attend",
+    "linear",
+    "grouped",
+    "head_linear",
+    "index_scores",
+    "attend_selected",
+    "expand",
+    "attend_rows",
+    "pairs",
+    "solve",
+    "walk",
+    "ragged",
+)
 
 SPILLED_BYTES = 16
 """Of a thread, at most; what the exact kernels for checks may spill is in SPILLED_BYTES_EXACT."""
@@ -64,7 +79,24 @@ def test_on_gfx942_chunks_of_grouped_queries_take_instructions_of_16_rows_and_de
 @pytest.mark.long
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
-    "name", ["extend, 128 elements, torch.bfloat16", "MLA decode split, 128 heads, torch.bfloat16"]
+    "name",
+    [
+        "extend, 128 elements, torch.bfloat16",
+        "MLA decode split, 128 heads, torch.bfloat16",
+        "attention over what is expanded, torch.bfloat16",
+        "keys and values expanded, bfloat16, torch.bfloat16",
+        "linear, 512 tokens, bfloat16",
+        "linear, 512 tokens, fp8_blocks, float8_e4m3fn",
+        "linear, 512 tokens, gguf_q4_k",
+        "linear, 512 tokens, gguf_mxfp4",
+        "linear, 512 tokens, nvfp4, float8_e4m3fn scales",
+    ],
 )
 def test_products_use_the_largest_matrix_instructions(name: str, architecture: str) -> None:
     assert INSTRUCTIONS[architecture] in compiled(name, architecture)[0].assembly
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tokens", [1, 512])
+def test_floats_of_four_bits_are_widened_by_the_instruction_for_it(tokens: int) -> None:
+    assert "v_cvt_scalef32_pk_bf16_fp4" in compiled(f"linear, {tokens} tokens, gguf_mxfp4", "gfx950")[0].assembly

@@ -6,7 +6,7 @@ import torch
 from tokenspeed_kernel.numerics.weights import random_weight
 from tokenspeed_kernel.ops.gemm import make_reference_head_linear, make_reference_linear
 from tokenspeed_kernel.signature import WEIGHT_FORMATS
-from tokenspeed_kernel_triton import linear
+from tokenspeed_kernel_triton import linear, planes
 from tokenspeed_kernel_triton.device import compiling_for
 from tokenspeed_kernel_triton.planes import take_apart
 
@@ -80,9 +80,9 @@ def test_tails_of_tokens_outputs_and_inputs(architecture):
 
 def test_planes_hold_every_element_and_scale():
     weight = weight_of("gguf_q4_1", 3, 64)
-    planes = take_apart(weight)
-    low, high = planes.elements.view(3, 2, 16) & 15, planes.elements.view(3, 2, 16) >> 4
-    values = torch.cat([low, high], dim=2).float() * planes.scales[..., None] + planes.minima[..., None]
+    taken = take_apart(weight)
+    low, high = taken.elements.view(3, 2, 16) & 15, taken.elements.view(3, 2, 16) >> 4
+    values = torch.cat([low, high], dim=2).float() * taken.scales[..., None] + taken.minima[..., None]
     torch.testing.assert_close(values.view(3, 64), weight.dequantize())
     dense = weight_of("bfloat16", 4, 8)
     assert take_apart(dense).elements.data_ptr() == dense.plane.data_ptr()
@@ -94,13 +94,33 @@ def test_planes_take_a_fifth_more_memory_at_most(name):
     assert take_apart(weight).nbytes <= 1.21 * weight.nbytes
 
 
+@pytest.mark.parametrize("name", ["gguf_q5_1", "gguf_q6_k"])
+def test_a_weight_is_taken_apart_some_rows_at_a_time(monkeypatch, name):
+    weight = weight_of(name, 7, 512)
+    whole = take_apart(weight)
+    monkeypatch.setattr(planes, "SLICE_BYTES", 3 * weight.plane.shape[1])
+    parts = take_apart(weight)
+    assert parts.shape == whole.shape == (7, 512)
+    for found, expected in zip(parts.arguments(weight.plane), whole.arguments(weight.plane), strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_nvfp4_rows_under_different_scales_keep_them():
     """Joined along the inputs, blocks of a row do not agree on the scale of their matrix."""
     weight = weight_of("nvfp4", 6, 256)
     weight.plane[:, 40:44] = torch.tensor([0.75]).view(torch.uint8)
     assert take_apart(weight_of("nvfp4", 6, 256)).units.shape == (6, 1)
-    assert take_apart(weight).units.shape == (6, 4)
+    assert take_apart(weight).units is None and take_apart(weight).scales.shape == (6, 16)
     compare(weight, 2, linear.make_linear)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fp8_blocks", "nvfp4"])
+@pytest.mark.parametrize("architecture", ["sm_80", "gfx942"])
+def test_architectures_without_e4m3_take_its_bits(architecture, name):
+    with compiling_for(architecture):
+        compare(weight_of(name, 37, 256), 3, linear.make_linear)
+        compare(weight_of(name, 37, 256), 3, linear.make_rounded_linear, bound=2.0**-8)
 
 
 def test_no_tokens_launch_nothing():

@@ -9,6 +9,7 @@ from tokenspeed_kernel.ops.embedding import make_reference_lookup
 from tokenspeed_kernel.ops.quantize import LARGEST, reference_restore, reference_rows
 from tokenspeed_kernel.signature import WEIGHT_FORMATS
 from tokenspeed_kernel_triton import embedding, hyper, quantize
+from tokenspeed_kernel_triton.device import compiling_for
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +56,20 @@ def test_rows_are_quantised_and_restored(dtype, block):
     reference_restore(found, scales, (1, block), right)
     assert torch.equal(back, right)
     assert float((back - x).abs().max()) <= float(x.abs().max()) * (0.5 / 127 if dtype is torch.int8 else 2.0**-4)
+
+
+def test_bits_of_floats_of_eight_bits_are_those_of_the_type():
+    """Where the architecture has none: subnormals, middles that go to the even one, the largest."""
+    values = torch.arange(0, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    x = torch.cat([values, -values, (values[1:] + values[:-1]) / 2, torch.randn(200) * 3.0]).unsqueeze(0)
+    x[0, 0] = 448.0
+    found, scales = torch.empty_like(x, dtype=torch.float8_e4m3fn), torch.empty(1, 1)
+    expected, back = x.to(torch.float8_e4m3fn), torch.empty_like(x)
+    with compiling_for("sm_80"):
+        quantize.rows(x, x.shape[1], found, scales)
+        quantize.restore(found, scales, (1, x.shape[1]), back)
+    assert scales.item() == 1.0
+    assert torch.equal(found.float(), expected.float()) and torch.equal(back, expected.float())
 
 
 def test_blocks_of_rows_and_columns_are_restored():

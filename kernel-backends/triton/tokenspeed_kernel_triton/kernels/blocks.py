@@ -7,6 +7,8 @@ here needs more than float32 has, so nothing changes where a product and a sum a
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton.kernels.float8 import e4m3_of_bits
+
 
 @triton.jit
 def _byte(at, here):
@@ -25,14 +27,6 @@ def _float(at, here):
     """The float32 at any address."""
     bits = _byte(at, here) | (_byte(at + 1, here) << 8) | (_byte(at + 2, here) << 16) | (_byte(at + 3, here) << 24)
     return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _e4m3(at, here):
-    """The e4m3 at an address, as float32, built of its bits; it is no NaN."""
-    bits = _byte(at, here)
-    size = ((bits & 127) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
-    return tl.where(bits >= 128, -size, size)
 
 
 @triton.jit
@@ -132,9 +126,9 @@ def lookup(
     else:
         at, inner = row + place // ELEMENTS * BYTES, place % ELEMENTS
         if FORMAT == "fp8_blocks":
-            value = _e4m3(at + 4 + inner, here) * _float(at, here)
+            value = e4m3_of_bits(_byte(at + 4 + inner, here)) * _float(at, here)
         elif FORMAT == "nvfp4":
-            scale = _e4m3(at + 4 + inner // 16, here) * (_float(at, here) * 0.5)
+            scale = e4m3_of_bits(_byte(at + 4 + inner // 16, here)) * (_float(at, here) * 0.5)
             value = scale * _twice_e2m1(_field(at + 8, inner, here, 16, 4))
         elif ELEMENTS == 32:
             value = _of_thirty_two(at, inner, here, FORMAT)

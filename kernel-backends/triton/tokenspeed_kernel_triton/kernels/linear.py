@@ -9,6 +9,8 @@ writes its part, and the parts are added in their order.
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton.kernels.float8 import widened
+
 
 @triton.jit
 def _e2m1(nibble):
@@ -112,7 +114,7 @@ def _with_float4(
         if KIND == "mxfp4":
             scale = _powers(scale)
         else:
-            scale = scale.to(tl.float32)
+            scale = widened(scale)
         low, high = _e2m1((byte & 15).to(tl.int32)) * scale, _e2m1((byte >> 4).to(tl.int32)) * scale
         sums = tl.dot(even, tl.trans(low.to(OPERAND)), sums, input_precision=PRECISION)
         sums = tl.dot(odd, tl.trans(high.to(OPERAND)), sums, input_precision=PRECISION)
@@ -139,7 +141,7 @@ def products(
             inside = (place < INPUTS)[None, :]
             x_tile = tl.load(x_row + place[None, :], mask=row_here[:, None] & inside, other=0.0).to(OPERAND)
             w_at = elements + weight_row[:, None] * INPUTS + place[None, :]
-            w_tile = tl.load(w_at, mask=output_here[:, None] & inside, other=0.0).to(OPERAND)
+            w_tile = widened(tl.load(w_at, mask=output_here[:, None] & inside, other=0.0)).to(OPERAND)
             if KIND == "dense":
                 sums = tl.dot(x_tile, tl.trans(w_tile), sums, input_precision=PRECISION)
             else:
