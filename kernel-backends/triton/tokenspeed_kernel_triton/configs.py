@@ -273,21 +273,3 @@ _DELTA: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
 def delta_tile(architecture: str) -> DeltaTile:
     """The tile of the rule, made for keys and values of 128 elements."""
     return DeltaTile(*_DELTA[architecture], 16, 2, float32_products("delta", architecture))
-
-
-_RAGGED_ROUNDED: Mapping[str, AttentionTile] = MappingProxyType(
-    {
-        "sm_80": AttentionTile(64, 32, 4, 2),
-        "sm_86": AttentionTile(64, 32, 4, 1),
-        "sm_90": AttentionTile(128, 32, 8, 1),
-        "sm_100": AttentionTile(128, 64, 8, 1),
-        "sm_120": AttentionTile(64, 32, 4, 1),
-        "gfx942": AttentionTile(64, 32, 4, 1),
-        "gfx950": AttentionTile(64, 32, 4, 1),
-    }
-)
-
-
-def ragged_tile(architecture: str, width: int, rounded: bool) -> AttentionTile:
-    """The tile of attention whose keys lie side by side, in float32; ``width``: of the wider of a key and a value."""
-    return _RAGGED_ROUNDED[architecture] if rounded else attention_tile("extend", architecture, width, False)

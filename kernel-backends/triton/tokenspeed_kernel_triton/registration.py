@@ -13,7 +13,6 @@ from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.mla_tiling import TILE_ROWS
 from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
-from tokenspeed_kernel.ops.ragged import RAGGED_SIGNATURE
 from tokenspeed_kernel.ops.rotary import ROTARY_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
@@ -26,7 +25,6 @@ from tokenspeed_kernel_triton import (
     gated_delta_chunks,
     linear,
     moe,
-    ragged,
     recurrent,
     rotary,
     sampling,
@@ -140,13 +138,6 @@ def _register_attention() -> None:
         )
     merged = frozenset({MERGE_SIGNATURE})
     _register("attention.merge_partials", attention.merge_partials, merged, {"head_dim": Range(1, MAX_LATENT_DIM)})
-    side_by_side: dict[str, TraitBound] = {
-        "head_dim": Range(1, ragged.MAX_DIM),
-        "value_dim": Range(1, ragged.MAX_DIM),
-        "q_per_kv": Range(1),
-        "causal": one_of(False, True),
-    }
-    _register("attention.ragged", ragged.ragged, frozenset({RAGGED_SIGNATURE}), side_by_side)
 
 
 def _register_rows() -> None:

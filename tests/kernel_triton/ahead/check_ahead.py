@@ -28,7 +28,6 @@ MULTIPLY = (
     "pairs",
     "solve",
     "walk",
-    "ragged",
 )
 
 SPILLED_BYTES = 16

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from tokenspeed_kernel.fp4_rows import FP4_GROUP
+from tokenspeed_kernel.gguf_blocks import BLOCK_ELEMENTS
 from tokenspeed_kernel.numerics.cases import (
     UNIT_ROUNDOFF,
     Buffers,
@@ -342,16 +343,16 @@ def _experts_inputs(
 
 def experts_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Odd sizes, no rows, experts without tokens, padding, every activation, biases; two different weight formats
-    once. With bfloat16 weights all of it again for kernels that may round what goes into the products, with those of
-    four bits for kernels that quantise it so."""
+    once. With bfloat16 weights and with blocks all of it again for kernels that may round what goes into the products;
+    with weights of four bits for kernels that quantise it so."""
     gate_up, down = _FORMAT_NAMES[signature["gate_up"]], _FORMAT_NAMES[signature["down"]]
     shapes = _EXPERTS_SHAPES if gate_up == down else _EXPERTS_SHAPES[:1]
     for shape in shapes:
         layer, *inputs = _experts_inputs(shape, gate_up, down, generator)
         yield _experts_case(shape.name, layer, *inputs)
-        if gate_up == down == "bfloat16":
+        if gate_up == down == "bfloat16" or {gate_up, down} <= BLOCK_ELEMENTS.keys():
             yield _experts_case(f"{shape.name}, rounded", replace(layer, activations="bfloat16"), *inputs)
-        elif gate_up == down and gate_up in FP4_GROUP:
+        if gate_up == down and gate_up in FP4_GROUP:
             yield _experts_case(f"{shape.name}, fp4", replace(layer, activations="fp4"), *inputs)
 
 
