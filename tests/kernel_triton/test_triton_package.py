@@ -21,7 +21,7 @@ from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.registry import Band, active_registry
 from tokenspeed_kernel_triton import configs, requirement
 from tokenspeed_kernel_triton.compiler_options import compiler_options
-from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY, attention_tile, row_blocks
+from tokenspeed_kernel_triton.configs import PROCESSORS, SHARED_MEMORY, attention_tile, input_splits, row_blocks
 from tokenspeed_kernel_triton.device import compiling_for, nvidia_entry
 from tokenspeed_kernel_triton.fp4_registration import BlockScaledRequirement
 from tokenspeed_kernel_triton.gated_delta_chunks import room_between_chunks
@@ -132,6 +132,14 @@ def test_row_blocks_are_powers_of_two_that_hold_the_rows():
             block = row_blocks(rows, most)
             assert 16 <= block <= most and block & (block - 1) == 0
             assert block >= min(rows, most)
+
+
+def test_few_tokens_split_a_weight_until_every_processor_reads_a_part_of_it():
+    assert input_splits(tiles=256, tokens=1, inputs=4096, processors=132) == 1
+    assert input_splits(tiles=128, tokens=1, inputs=4096, processors=132) == 2
+    assert input_splits(tiles=16, tokens=32, inputs=4096, processors=132) == 8
+    assert input_splits(tiles=16, tokens=33, inputs=4096, processors=132) == 1
+    assert input_splits(tiles=16, tokens=1, inputs=500, processors=132) == 1
 
 
 @pytest.mark.parametrize("heads", [1, 3, 8, 16, 48, 100, 128])

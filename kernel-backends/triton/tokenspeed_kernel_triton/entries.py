@@ -5,21 +5,17 @@ Each token, or entry, is computed by programs of its own, so its bits depend on 
 
 import torch
 
-from tokenspeed_kernel_triton.loading import Launch
+from tokenspeed_kernel_triton.loading import Launch, power_of_two
 
 STRETCH = 1024
 """Elements of a row that one block writes."""
-
-
-def _block(size: int) -> int:
-    return 1 << max(0, size - 1).bit_length()
 
 
 def write_of(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> Launch:
     """The launch that writes rows as they are."""
     tokens, width = x.shape
     arguments = (x, cache, slots, width, x.stride(0), cache.stride(0), cache.stride(2))
-    constants = {"PAGE": cache.shape[2], "BLOCK": min(STRETCH, _block(width))}
+    constants = {"PAGE": cache.shape[2], "BLOCK": min(STRETCH, power_of_two(width))}
     return Launch("entries", "write", (tokens, -(-width // STRETCH)), arguments, constants)
 
 
@@ -32,7 +28,7 @@ def write(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
 def apply_sinks_of(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> Launch:
     """The launch of x / (1 + exp(sink - lse))."""
     tokens, heads, width = x.shape
-    constants = {"HEADS": heads, "DIM": width, "BLOCK": _block(width)}
+    constants = {"HEADS": heads, "DIM": width, "BLOCK": power_of_two(width)}
     return Launch("entries", "apply_sinks", (tokens * heads,), (x, lse, sinks), constants, warps=1)
 
 
@@ -62,8 +58,8 @@ def index_prologue_of(
         "HEADS": heads,
         "DIM": width,
         "HALF": half,
-        "BLOCK_HALF": _block(half),
-        "BLOCK_REST": _block(width - 2 * half),
+        "BLOCK_HALF": power_of_two(half),
+        "BLOCK_REST": power_of_two(width - 2 * half),
         "PAGE": index_cache.shape[2],
     }
     return Launch("entries", "index_prologue", (tokens, heads + 1), (*tensors, *strides), constants, warps=1)
@@ -114,8 +110,8 @@ def compress_of(
         "DIM": width,
         "ROTARY": rotary,
         "OVERLAPPING": overlapping,
-        "BLOCK_PLAIN": _block(width - rotary),
-        "BLOCK_HALF": _block(rotary // 2),
+        "BLOCK_PLAIN": power_of_two(width - rotary),
+        "BLOCK_HALF": power_of_two(rotary // 2),
         "PAGE": values_cache.shape[2],
         "ENTRY_PAGE": entry_cache.shape[2],
     }

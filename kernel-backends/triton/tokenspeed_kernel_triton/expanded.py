@@ -14,7 +14,7 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_triton.configs import AttentionTile, attention_tile, float32_products, row_blocks
 from tokenspeed_kernel_triton.device import architecture_of
 from tokenspeed_kernel_triton.linear import tile_of
-from tokenspeed_kernel_triton.loading import Launch
+from tokenspeed_kernel_triton.loading import Launch, power_of_two
 from tokenspeed_kernel_triton.planes import Planes, take_apart
 
 EXPANDED_BYTES = 256 << 20
@@ -22,10 +22,6 @@ EXPANDED_BYTES = 256 << 20
 
 _LARGEST_TILE = 64
 """Keys: what is held is a multiple, so that tiles begin at the same positions."""
-
-
-def _block(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def _parts(width: int) -> tuple[int, int]:
@@ -51,12 +47,12 @@ def _rows_launch(
         "QUERY_HEADS": q.shape[1],
         "TOKENS": tokens,
         "MAIN": main,
-        "BLOCK_MAIN": _block(main),
+        "BLOCK_MAIN": power_of_two(main, 16),
         "REST": rest,
-        "BLOCK_REST": _block(rest) if rest else 16,
+        "BLOCK_REST": power_of_two(rest, 16) if rest else 16,
         "VALUE": value,
-        "BLOCK_VALUE": _block(value),
-        "BLOCK_M": row_blocks(tokens * per_kv, max(tile.rows, _block(per_kv))),
+        "BLOCK_VALUE": power_of_two(value, 16),
+        "BLOCK_M": row_blocks(tokens * per_kv, max(tile.rows, power_of_two(per_kv, 16))),
         "BLOCK_N": tile.keys,
         "ROUNDED": rounded,
         "PRECISION": float32_products("extend", architecture),

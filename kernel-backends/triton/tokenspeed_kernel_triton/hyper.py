@@ -7,7 +7,7 @@ whole token, is applied to what comes out.
 import torch
 
 from tokenspeed_kernel_triton.linear import multiply
-from tokenspeed_kernel_triton.loading import Launch
+from tokenspeed_kernel_triton.loading import Launch, power_of_two
 from tokenspeed_kernel_triton.planes import Planes
 
 STRETCH = 1024
@@ -15,10 +15,6 @@ STRETCH = 1024
 
 MAX_STREAMS = 8
 """Of a token, that a block holds a stretch of."""
-
-
-def _streams(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()
 
 
 def begin_of(x: torch.Tensor, streams: torch.Tensor) -> Launch:
@@ -50,7 +46,7 @@ def mix_of(
     tokens, count, width = streams.shape
     shares = (z if post is None else post, z if comb is None else comb)
     arguments = (streams, z, base, scale, float(eps), float(floor), rounds, *shares, out, width)
-    constants = {"STREAMS": count, "BLOCK_STREAMS": _streams(count), "BLOCK": STRETCH, "MIXING": comb is not None}
+    constants = {"STREAMS": count, "BLOCK_STREAMS": power_of_two(count), "BLOCK": STRETCH, "MIXING": comb is not None}
     return Launch("hyper", "mix", (tokens,), arguments, constants)
 
 
@@ -97,7 +93,7 @@ def collapse(
 def spread_of(x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, streams: torch.Tensor) -> Launch:
     """The launch that mixes the streams with each other and x."""
     tokens, count, width = streams.shape
-    constants = {"STREAMS": count, "BLOCK_STREAMS": _streams(count), "BLOCK": STRETCH}
+    constants = {"STREAMS": count, "BLOCK_STREAMS": power_of_two(count), "BLOCK": STRETCH}
     return Launch("hyper", "spread", (tokens, -(-width // STRETCH)), (x, post, comb, streams, width), constants)
 
 

@@ -31,6 +31,11 @@ def _prepare() -> None:
         knobs.runtime.jit_post_compile_hook = _note
 
 
+def power_of_two(size: int, least: int = 1) -> int:
+    """The smallest power of two from ``least`` on that holds ``size``: what a block of a kernel may have."""
+    return max(least, 1 << max(0, size - 1).bit_length())
+
+
 @cache
 def device_code(module: str) -> Any:
     """The module of ``kernels`` with this name. Raises ImportError where Triton is missing."""

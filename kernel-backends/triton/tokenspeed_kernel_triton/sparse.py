@@ -8,7 +8,7 @@ from tokenspeed_kernel.ops.split_plan import best_split_count
 from tokenspeed_kernel_triton import paged_attention
 from tokenspeed_kernel_triton.configs import float32_products, index_tile, row_blocks, selected_tile
 from tokenspeed_kernel_triton.device import architecture_of, processors_of
-from tokenspeed_kernel_triton.loading import Launch
+from tokenspeed_kernel_triton.loading import Launch, power_of_two
 
 SCORES_BYTES = 256 << 20
 """Of the scores that are held at a time; a call with more takes its queries in parts."""
@@ -18,10 +18,6 @@ STRETCH = 2048
 
 _SELECTED_TILE = 64
 """Selected entries that a split takes at least."""
-
-
-def _block(size: int) -> int:
-    return max(16, 1 << (size - 1).bit_length())
 
 
 def scores_of(
@@ -59,9 +55,9 @@ def scores_of(
     )
     constants = {
         "HEADS": heads,
-        "BLOCK_HEADS": _block(heads),
+        "BLOCK_HEADS": power_of_two(heads, 16),
         "DIM": width,
-        "BLOCK_DIM": _block(width),
+        "BLOCK_DIM": power_of_two(width, 16),
         "PAGE": index_cache.shape[2],
         "QUERIES": tile.rows,
         "BLOCK_N": tile.keys,
@@ -148,9 +144,9 @@ def selected_of(
     constants = {
         "HEADS": heads,
         "DIM": width,
-        "BLOCK_DIM": _block(width),
+        "BLOCK_DIM": power_of_two(width, 16),
         "ROPE": rope,
-        "BLOCK_ROPE": _block(rope) if rope else 16,
+        "BLOCK_ROPE": power_of_two(rope, 16) if rope else 16,
         "PAGE": latent_cache.shape[2],
         "BLOCK_M": block_m,
         "BLOCK_N": tile.keys,
