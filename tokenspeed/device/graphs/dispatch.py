@@ -147,6 +147,10 @@ class DispatchGraphs:
         """``kernel``, noted as one call where it is to be."""
         if spec.band is Band.REFERENCE and spec.operation not in WALKED_BY_THE_HOST:
             return kernel
+        return self.launched(kernel)
+
+    def launched(self, kernel: Callable[..., None]) -> Callable[..., None]:
+        """``kernel``, each call of which is noted as one."""
 
         def noted(*args: Any) -> None:
             if not self.notes_operations:
