@@ -55,7 +55,7 @@ def choose_graphs(
     if device == "cuda":
         return GpuGraphs(torch.cuda) if torch.cuda.is_available() else "torch.cuda has no device here"
     npu = getattr(torch, "npu", None)
-    if device == "npu" and npu is not None:
+    if device == "npu" and hasattr(npu, "NPUGraph"):  # older releases of torch_npu have none
         return AscendGraphs(npu)
     return f"there are no graphs of a device {device!r} here"
 
