@@ -37,7 +37,7 @@ from tokenspeed.device.storage.tier import StorageTier
 from tokenspeed.device.unsound_weights import refuse_unsound_weights
 from tokenspeed.device.warm_up import warm_up
 from tokenspeed.device.weight_memory import DeviceWeights
-from tokenspeed.layers.batch import LayerCache
+from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.cache_spec import CacheGroupSpec, groups_of_layers
 from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.layers.kernels import KernelBinder
@@ -284,11 +284,15 @@ def _assemble(
     )
     captured = CaptureSizes.of(settings, graphs, longest=size.max_model_len)
     check = _replay_check(arena, attention, exact=config.device == "cpu") if checks_replays() else None
+
+    def forward(batch: ForwardBatch) -> torch.Tensor:
+        return model.forward(batch)  # found at each call, so that a test can plant a slip in it
+
     parts = RunnerParts(
         placement=placement,
         model=model,
-        decode=CapturedDecode(model.forward, graphs, sizes=captured.decodes, check=check),
-        prefill=CapturedPrefill(model.forward, graphs, sizes=captured.prefills, check=check),
+        decode=CapturedDecode(forward, graphs, sizes=captured.decodes, check=check),
+        prefill=CapturedPrefill(forward, graphs, sizes=captured.prefills, check=check),
         arena=arena,
         tables=tables,
         inputs=StepInputs(
