@@ -13,7 +13,7 @@ from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.forward_thread import DeviceStateLost
 from tokenspeed.device.placement import Placement, Twin
 from tokenspeed.device.sampling.rows import SamplingRows
-from tokenspeed.device.step_memory import Packing, Pair, aligned
+from tokenspeed.device.step_memory import ALIGNMENT, Packing, Pair, aligned
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import Plan
@@ -83,6 +83,11 @@ class _TokenArrays:
     end: int
 
     @staticmethod
+    def nbytes(tokens: int, groups: int) -> int:
+        """What so many take at most."""
+        return 2 * aligned(4 * tokens) + groups * aligned(8 * tokens)
+
+    @staticmethod
     def within(packing: Packing, tokens: int, groups: int) -> "_TokenArrays":
         input_ids, positions = (packing.take(np.int32, tokens) for _ in range(2))
         slots = tuple(packing.take(np.int64, tokens) for _ in range(groups))
@@ -109,6 +114,11 @@ class _RowArrays:
     end: int
 
     @staticmethod
+    def nbytes(rows: int) -> int:
+        """What so many take at most."""
+        return aligned(8 * rows) + 3 * aligned(4 * rows)
+
+    @staticmethod
     def within(packing: Packing, rows: int) -> "_RowArrays":
         pool_rows = packing.take(np.int64, rows)
         input_len, prefix_len, seq_lens = (packing.take(np.int32, rows) for _ in range(3))
@@ -119,9 +129,6 @@ class _RowArrays:
 
 _NONE = np.zeros(0, np.intp)
 
-_KEPT_VIEWS = 512
-"""Decode sizes recur and are kept; the lengths of prefill batches would fill memory with views used once."""
-
 _CHANGES = 4096
 """Entries of tables and last tokens that go to the device with a step's own copy; what is more goes before it."""
 
@@ -129,9 +136,6 @@ Padded = Callable[[int, int], int]
 """How many tokens a forward computes for so many, of which so many rows prefill."""
 
 _Change = tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int32]]
-
-_ARRAYS = 8
-"""Of a step, besides the slots of each group and the sampler's: what their alignment may cost."""
 
 
 class StepInputs:
@@ -159,10 +163,10 @@ class StepInputs:
         self._last_known: NDArray[np.int32] | None = self._last_token.numpy() if placement.is_host else None
         # Those known on the host that the device has yet to hear of; on one memory it is told at once.
         self._told: dict[int, int] = {}
-        each = aligned(4 * max_tokens) + aligned(8 * max_tokens)
-        nbytes = (2 + len(tables)) * each + SamplingRows.nbytes(max_rows) + _ARRAYS * aligned(8 * max_rows)
-        if not placement.is_host:
-            nbytes += 2 * aligned(8 * max_tokens) + (1 + len(tables)) * 2 * aligned(8) + 12 * _CHANGES
+        nbytes = _TokenArrays.nbytes(max_tokens, len(tables)) + _RowArrays.nbytes(max_rows)
+        nbytes += SamplingRows.nbytes(max_rows)
+        if not placement.is_host:  # unknown ids, and changes in every table and of last tokens
+            nbytes += 2 * aligned(8 * max_tokens) + 12 * _CHANGES + (1 + len(tables)) * 2 * ALIGNMENT
         self._twin = Twin(placement, nbytes)
         self._token_arrays: dict[int, _TokenArrays] = {}
         self._row_arrays: dict[tuple[int, int], _RowArrays] = {}
@@ -189,7 +193,9 @@ class StepInputs:
         num_extends = count - int(np.count_nonzero(plan.kind))
         size = padded(tokens, num_extends)
         self._twin.begin()
-        arrays, by_row = self._arrays_of(size, count)
+        # Decodes, and what is padded to a size, come again; the lengths of prefills would fill memory with views.
+        kept = num_extends == 0 or size != tokens
+        arrays, by_row = self._arrays_of(size, count, kept)
         input_len, prefix_len = by_row.input_len.host, by_row.prefix_len.host
         input_len[:], prefix_len[:] = plan.input_len, plan.prefix_len
         positions = arrays.positions.host
@@ -217,7 +223,7 @@ class StepInputs:
             prefix_len=prefix_len,
             last_token=ends - 1,
             sampling=sampling,
-            drawing=self._drawing_of(by_row.end, sampling.shape[0]),
+            drawing=self._drawing_of(by_row.end, sampling.shape[0], kept),
             unknown=unknown,
             unknown_rows=token_rows[unknown],
             input_ids=arrays.input_ids.tensor,
@@ -279,25 +285,26 @@ class StepInputs:
             room -= places.size
         return packed
 
-    def _arrays_of(self, tokens: int, rows: int) -> tuple[_TokenArrays, _RowArrays]:
-        """Those of a size are the same objects each time: whoever captured a forward knows its inputs by that."""
+    def _arrays_of(self, tokens: int, rows: int, kept: bool) -> tuple[_TokenArrays, _RowArrays]:
+        """Those of a size that is kept are the same objects each time: whoever captured a forward knows its inputs by
+        that."""
         by_token = self._token_arrays.get(tokens)
         if by_token is None:
             by_token = _TokenArrays.within(Packing(self._twin), tokens, len(self._tables))
-            if len(self._token_arrays) < _KEPT_VIEWS:
+            if kept:
                 self._token_arrays[tokens] = by_token
         by_row = self._row_arrays.get((tokens, rows))
         if by_row is None:
             by_row = _RowArrays.within(Packing(self._twin, by_token.end), rows)
-            if len(self._row_arrays) < _KEPT_VIEWS:
+            if kept:
                 self._row_arrays[tokens, rows] = by_row
         return by_token, by_row
 
-    def _drawing_of(self, start: int, rows: int) -> SamplingRows:
+    def _drawing_of(self, start: int, rows: int, kept: bool) -> SamplingRows:
         found = self._drawing.get((start, rows))
         if found is None:
             found = SamplingRows.within(Packing(self._twin, start), rows)
-            if len(self._drawing) < _KEPT_VIEWS:
+            if kept:
                 self._drawing[start, rows] = found
         return found
 
