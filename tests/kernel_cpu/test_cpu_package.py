@@ -59,6 +59,15 @@ def test_the_platform_chooses_the_instruction_set(level: str, expected: str) -> 
         assert tokenspeed_kernel_cpu.instruction_set() == expected
 
 
+def test_where_an_accelerator_computes_the_set_is_still_the_processors() -> None:
+    before = tokenspeed_kernel_cpu.instruction_set()
+    gpu = replace(current_platform(), vendor="nvidia", isa="sm_90", features=frozenset({"sm_90"}))
+    with tokenspeed_kernel_cpu.use_instruction_set("portable"):
+        with override_platform(gpu):
+            follow_platform()
+        assert tokenspeed_kernel_cpu.instruction_set() == before
+
+
 def test_a_set_that_is_not_there_is_refused() -> None:
     before = tokenspeed_kernel_cpu.instruction_set()
     with (

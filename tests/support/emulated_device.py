@@ -86,9 +86,6 @@ class Stream:
     def wait_stream(self, other: "Stream") -> None:
         self.issued.append((other, len(other.issued)))
 
-    def wait_event(self, event: "Event") -> None:
-        self.issued.append((event.stream, event.place))
-
     def advance(self, place: int) -> None:
         """Does what was issued up to there."""
         while self.done < place:
@@ -111,7 +108,7 @@ class Event:
         DEVICE.end_copies()
 
 
-class _Device(threading.local):
+class _OfThread(threading.local):
     """What is the present thread's own; the rest is shared by all."""
 
     def __init__(self) -> None:
@@ -124,7 +121,7 @@ MAIN = Stream()
 
 class _Machine:
     def __init__(self) -> None:
-        self.local = _Device()
+        self.local = _OfThread()
         self.is_watched = False
         self.waits = 0
         self.copies: list[tuple[str, int]] = []
@@ -211,6 +208,11 @@ class DeviceTensor(torch.Tensor):
 
 class Emulation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, tensors of the present thread that ask for "npu" are the device's."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under this mode; keeping the compiler away would import it, which takes a second."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _dispatch(func, args, kwargs or {})

@@ -25,16 +25,15 @@ def test_llama_and_the_platform() -> None:
     assert current_platform().key == "npu-emulated_1"
 
 
-@pytest.mark.parametrize("recipe", ["kimi-k2.5", "gpt-oss-20b"])
-def test_experts_latents_and_sinks(recipe: str) -> None:
-    draws_what_the_host_draws(smoke_model(recipe))
+def test_experts_and_latents() -> None:
+    draws_what_the_host_draws(smoke_model("kimi-k2.5"))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "recipe",
-    ["inkling", "qwen3.8-flash-next", "deepseek-v3.2", "glm-5.3", "kimi-k3", "minimax-m3", "qwen3.6-35b-a3b",
-     "smollm3-3b", "ernie-4.5-21b-a3b", "qwen3-8b"],
+    ["inkling", "gpt-oss-20b", "qwen3.8-flash-next", "deepseek-v3.2", "glm-5.3", "kimi-k3", "minimax-m3",
+     "qwen3.6-35b-a3b", "smollm3-3b", "ernie-4.5-21b-a3b", "qwen3-8b"],
 )  # fmt: skip
 def test_every_other_architecture(recipe: str) -> None:
     draws_what_the_host_draws(smoke_model(recipe))
