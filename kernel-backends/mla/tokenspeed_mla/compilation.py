@@ -24,7 +24,8 @@ HOPPER = "sm_90a"
 """Where wgmma exists, and nowhere else."""
 
 BLACKWELLS = ("sm_100a", "sm_103a")
-"""Where tcgen05 exists, and this compiler makes code for it: version 4.8.1 fails on sm_107a."""
+"""Where tcgen05 exists, and this compiler makes code for it. Version 4.8.1 with its CUDA 12.9 does not for sm_107a:
+"Unsupported GPU architecture"."""
 
 ATTENDING = (HOPPER, *BLACKWELLS)
 """The architectures that there are a decode and a prefill for."""

@@ -32,7 +32,22 @@ from cutlass.cute.nvgpu.tcgen05 import SmemLayoutAtomKind, make_smem_layout_atom
 from cutlass.memory import SmemAllocator
 from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
 
-from tokenspeed_mla.addressing import LATENT, PAIR_KEYS, PAIR_ROWS, WIDTH, ceil_div, page_of, split_keys, visible_keys
+from tokenspeed_mla.addressing import LATENT, PAIR_KEYS, PAIR_ROWS, WIDTH, ceil_div, split_keys, visible_keys
+from tokenspeed_mla.kernels.blackwell_pair_loads import (
+    BLOCK_KEYS,
+    BLOCK_ROWS,
+    BLOCKS,
+    KEYS,
+    KEYS_FREE,
+    QUERIES,
+    SCORED,
+    SUMMED,
+    VALUES,
+    WEIGHED,
+    load_keys,
+    load_queries,
+    load_values,
+)
 from tokenspeed_mla.kernels.blackwell_steps import (
     COLUMNS,
     HALF_LATENT,
@@ -55,9 +70,6 @@ from tokenspeed_mla.kernels.blackwell_steps import (
 )
 from tokenspeed_mla.kernels.operands import cache_entries, group_outputs, group_queries, group_sums
 
-BLOCKS = 2
-BLOCK_ROWS = PAIR_ROWS // BLOCKS
-BLOCK_KEYS = PAIR_KEYS // BLOCKS
 VALUE_WARP = LOADING_WARP + 1
 THREADS = 32 * (VALUE_WARP + 1)
 SHARED_BYTES = (
@@ -71,14 +83,8 @@ SHARED_BYTES = (
 """Of a block: queries, keys, values, weights, two numbers for each row and half, barriers, where the tensor memory
 begins."""
 
-QUERIES, KEYS, KEYS_FREE, VALUES, SUMMED, WEIGHED, SCORED = range(7)
-"""Barriers; SCORED is the first of two. SUMMED says, too, that the values and the weights may be written anew."""
-
 EXCHANGE = 1
 """The named barrier of the softmax; 0 is that of the whole block."""
-
-NORMAL = 0x1000000000000000
-"""The cache policy of a load that wants nothing special; those of pairs name one."""
 
 BOTH = 0b11
 """Blocks, as a mask."""
@@ -242,10 +248,32 @@ class BlackwellPairDecode:
 
         if warp == LOADING_WARP:
             if steps > 0:
-                self._load_queries(q_atom, q_tma[None, None, request_group], s_q, barriers, block, rank)
-                self._load_keys(key_atom, key_tma, s_keys, tables, barriers, request, first, stop, steps, rank)
+                load_queries(q_atom, q_tma[None, None, request_group], s_q, barriers, block, rank)
+                load_keys(
+                    key_atom,
+                    key_tma,
+                    s_keys,
+                    tables[request, None],
+                    barriers,
+                    first,
+                    stop,
+                    steps,
+                    rank,
+                    self.page_size,
+                )
         elif warp == VALUE_WARP:
-            self._load_values(value_atom, value_tma, s_values, tables, barriers, request, first, stop, steps, rank)
+            load_values(
+                value_atom,
+                value_tma,
+                s_values,
+                tables[request, None],
+                barriers,
+                first,
+                stop,
+                steps,
+                rank,
+                self.page_size,
+            )
         elif warp == PRODUCT_WARP:
             if rank == 0:
                 self._multiply(s_q, s_keys, s_values, s_weights, barriers, scores_mma, values_mma, tensor, steps)
@@ -278,112 +306,6 @@ class BlackwellPairDecode:
         cute.arch.cluster_wait()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tensor, TENSOR_COLUMNS, is_two_cta=True)
-
-    @cute.jit
-    def _load_queries(
-        self,
-        atom: cute.CopyAtom,
-        q: cute.Tensor,
-        s_q: cute.Tensor,
-        barriers: cute.Pointer,
-        block: Int32,
-        rank: Int32,
-    ) -> None:
-        """The block's rows of its group, by one thread of the loading warp."""
-        source = cute.group_modes(cute.local_tile(q, (BLOCK_ROWS, COLUMNS), (block, None)), 0, 2)
-        target = cute.group_modes(cute.local_tile(s_q, (BLOCK_ROWS, COLUMNS), (0, None)), 0, 2)
-        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
-        if rank == 0:
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(barriers + QUERIES, PAIR_ROWS * WIDTH * self.element.width // 8)
-        for column in cutlass.range_constexpr(WIDTH // COLUMNS):
-            cute.copy(
-                atom,
-                source[None, column],
-                target[None, column],
-                tma_bar_ptr=barriers + QUERIES,
-                cache_policy=Int64(NORMAL),
-            )
-
-    @cute.jit
-    def _load_keys(
-        self,
-        atom: cute.CopyAtom,
-        entries: cute.Tensor,
-        s_keys: cute.Tensor,
-        tables: cute.Tensor,
-        barriers: cute.Pointer,
-        request: Int32,
-        first: Int32,
-        stop: Int32,
-        steps: Int32,
-        rank: Int32,
-    ) -> None:
-        """The block's half of all steps' keys. Those from ``stop`` on come from the null page."""
-        shape = (self.box_keys, COLUMNS)
-        source = cute.group_modes(cute.local_tile(entries, shape, (None, None, None)), 0, 2)
-        target = cute.group_modes(cute.local_tile(s_keys, shape, (None, None)), 0, 2)
-        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
-        for step in cutlass.range(steps, unroll=1):
-            cute.arch.mbarrier_wait(barriers + KEYS_FREE, (step + 1) % 2)
-            if rank == 0:
-                with cute.arch.elect_one():
-                    cute.arch.mbarrier_arrive_and_expect_tx(
-                        barriers + KEYS, PAIR_KEYS * WIDTH * self.element.width // 8
-                    )
-            for part in cutlass.range_constexpr(BLOCK_KEYS // self.box_keys):
-                position = first + step * PAIR_KEYS + rank * BLOCK_KEYS + part * self.box_keys
-                page, box = self._find(tables, request, position, stop)
-                for column in cutlass.range_constexpr(WIDTH // COLUMNS):
-                    cute.copy(
-                        atom,
-                        source[None, box, column, page],
-                        target[None, part, column],
-                        tma_bar_ptr=barriers + KEYS,
-                        cache_policy=Int64(NORMAL),
-                    )
-
-    @cute.jit
-    def _load_values(
-        self,
-        atom: cute.CopyAtom,
-        entries: cute.Tensor,
-        s_values: cute.Tensor,
-        tables: cute.Tensor,
-        barriers: cute.Pointer,
-        request: Int32,
-        first: Int32,
-        stop: Int32,
-        steps: Int32,
-        rank: Int32,
-    ) -> None:
-        """The block's columns of all steps' latents: its half of each half."""
-        shape = (self.box_keys, COLUMNS)
-        source = cute.group_modes(cute.local_tile(entries, shape, (None, None, None)), 0, 2)
-        target = cute.group_modes(cute.local_tile(s_values, shape, (None, None)), 0, 2)
-        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
-        for step in cutlass.range(steps, unroll=1):
-            cute.arch.mbarrier_wait(barriers + SUMMED, (step + 1) % 2)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(
-                    barriers + VALUES, PAIR_KEYS * HALF_LATENT * self.element.width // 8
-                )
-            for part in cutlass.range_constexpr(PAIR_KEYS // self.box_keys):
-                page, box = self._find(tables, request, first + step * PAIR_KEYS + part * self.box_keys, stop)
-                for place in cutlass.range_constexpr(HALF_LATENT // COLUMNS):
-                    column = place // 2 * 4 + rank * 2 + place % 2
-                    cute.copy(
-                        atom, source[None, box, column, page], target[None, part, place], tma_bar_ptr=barriers + VALUES
-                    )
-
-    @cute.jit
-    def _find(self, tables: cute.Tensor, request: Int32, position: Int32, stop: Int32) -> tuple[Int32, Int32]:
-        """The page of a position and the box in it; from ``stop`` on the null page."""
-        index, box = page_of(position, self.page_size, self.box_keys)
-        page = Int32(0)
-        if position < stop:
-            page = tables[request, index]
-        return page, box
 
     @cute.jit
     def _multiply(
