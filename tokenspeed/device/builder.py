@@ -283,7 +283,7 @@ def _assemble(
         settings, config.device, world=communication.world, dispatch=dispatch, kernels=kernels.of_the_forward
     )
     captured = CaptureSizes.of(settings, graphs, longest=size.max_model_len)
-    check = _replay_check(arena, attention, exact=config.device == "cpu") if checks_replays() else None
+    check = _replay_check(arena, attention, exact=placement.is_host) if checks_replays() else None
 
     def forward(batch: ForwardBatch) -> torch.Tensor:
         return model.forward(batch)  # found at each call, so that a test can plant a slip in it
