@@ -33,9 +33,9 @@ def _part(x, token, here, stride, offset, place, length, WIDTH: tl.constexpr):
 
 @triton.jit
 def _length(x, token, here, stride, offset, eps, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """The lengths of the tokens' heads, with eps under the root; 1 where a token is not here, for eps may be 0."""
+    """The lengths of the tokens' heads, with eps under the root; above 0, for a token that is not here has one too."""
     value = _part(x, token, here, stride, offset, tl.arange(0, BLOCK_WIDTH), tl.full([1], 1.0, tl.float32), WIDTH)
-    return tl.where(here, tl.sqrt(tl.sum(value * value, 1) + eps), 1.0)
+    return tl.sqrt(tl.maximum(tl.sum(value * value, 1) + eps, 1e-38))
 
 
 @triton.jit
