@@ -21,7 +21,7 @@ def run(*words: object) -> None:
 both_generations = pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "blackwell", "pair"])
+@pytest.mark.parametrize("kernel", ["hopper", "pair", pytest.param("blackwell", marks=pytest.mark.long)])
 def test_the_decode_has_the_instructions_and_is_right(kernel):
     run(kernel)
 

@@ -41,10 +41,10 @@ def folder() -> Path | None:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = place.stat()
     except OSError as error:
-        _say_useless(place, str(error))
+        _useless(place, str(error))
         return None
     if found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        _say_useless(place, "it is another user's, or others may write to it, and its files are run")
+        _useless(place, "it is another user's, or others may write to it, and its files are run")
         return None
     return place
 
@@ -78,7 +78,7 @@ def keep(key: str, compiled: Any) -> None:
             compiled.export_to_c(draft, _NAME)
             os.replace(Path(draft, f"{_NAME}.o"), place / f"{key}.o")
     except Exception as error:  # of the exporter or of the file system: a kernel that is not kept is a kernel still
-        _say_useless(place, str(error))
+        _useless(place, str(error))
 
 
 def key_of(variant: object, options: str) -> str:
@@ -97,7 +97,7 @@ def _sources() -> tuple[str, ...]:
     return tuple(part for file in files for part in (file.name, file.read_text(encoding="utf-8")))
 
 
-def _say_useless(place: Path, why: str) -> None:
+def _useless(place: Path, why: str) -> None:
     warnings.warn(
         f"compiled MLA kernels are not kept in {place}: {why}; set {VARIABLE} to a folder of your own, or to nothing",
         StoreWarning,
