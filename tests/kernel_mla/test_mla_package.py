@@ -12,7 +12,7 @@ from tokenspeed_kernel.platform import PlatformInfo, override_platform
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.registry import active_registry
 from tokenspeed_kernel.selection import SelectionError, select
-from tokenspeed_mla import mla_decode
+from tokenspeed_mla import compiled_store, mla_decode, mla_prefill
 from tokenspeed_mla import requirement as mla_requirement
 
 MODES = ["merge_partials", "mla_decode", "mla_decode_partial", "mla_extend", "ragged"]
@@ -108,3 +108,54 @@ def operands() -> dict[str, torch.Tensor | float]:
 def test_what_the_kernel_cannot_take_is_refused_by_name(changes, says):
     with pytest.raises(ValueError, match=says):
         mla_decode(**{**operands(), **changes})
+
+
+def rows() -> dict[str, torch.Tensor | float | bool]:
+    return {
+        "q": torch.zeros(5, 2, 192, dtype=torch.bfloat16),
+        "k": torch.zeros(7, 2, 192, dtype=torch.bfloat16),
+        "v": torch.zeros(7, 2, 128, dtype=torch.bfloat16),
+        "query_start": torch.tensor([0, 5], dtype=torch.int32),
+        "key_start": torch.tensor([0, 7], dtype=torch.int32),
+        "scale": 0.1,
+        "causal": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"q": torch.zeros(5, 2, 128, dtype=torch.bfloat16)}, "is not \\[T, H, 192\\]"),
+        ({"k": torch.zeros(7, 3, 192, dtype=torch.bfloat16)}, "is not \\[S, 2, 192\\]"),
+        ({"v": torch.zeros(6, 2, 128, dtype=torch.bfloat16)}, "is not \\(7, 2, 128\\)"),
+        ({"v": torch.zeros(7, 2, 128)}, "give all one type"),
+        ({"k": torch.zeros(7, 2, 195, dtype=torch.bfloat16)[..., :192]}, "TMA takes multiples of 16"),
+        ({"query_start": torch.tensor([0, 5])}, "query_start torch.int64 .* is not a contiguous int32"),
+        ({"key_start": torch.tensor([0, 3, 7], dtype=torch.int32)}, "2 entries and key_start 3"),
+        ({"scale": -1.0}, "must be above 0"),
+        ({"out": torch.zeros(5, 2, 192)}, "mla_prefill: out"),
+        ({}, "run on NVIDIA GPUs"),
+    ],
+)
+def test_what_the_prefill_cannot_take_is_refused_by_name(changes, says):
+    with pytest.raises(ValueError, match=says):
+        mla_prefill(**{**rows(), **changes})
+
+
+def test_compiled_kernels_are_kept_in_a_folder_of_ones_own(tmp_path, monkeypatch):
+    place = tmp_path / "kept"
+    monkeypatch.setenv(compiled_store.VARIABLE, str(place))
+    assert compiled_store.folder() == place
+    place.chmod(0o777)
+    with pytest.warns(compiled_store.StoreWarning, match="others may write to it"):
+        assert compiled_store.folder() is None
+    monkeypatch.setenv(compiled_store.VARIABLE, "")
+    assert compiled_store.folder() is None
+
+
+def test_a_kernel_of_other_sources_has_another_name(monkeypatch):
+    names = {compiled_store.key_of("a variant", ""), compiled_store.key_of("another", "")}
+    names.add(compiled_store.key_of("a variant", "--warnings"))
+    monkeypatch.setattr(compiled_store, "_sources", lambda: ("kernel.py", "changed"))
+    names.add(compiled_store.key_of("a variant", ""))
+    assert len(names) == 4

@@ -42,6 +42,7 @@ from tokenspeed_mla.kernels.hopper_steps import (
     multiply,
     weigh,
 )
+from tokenspeed_mla.kernels.operands import cache_entries, group_outputs, group_queries, group_sums
 
 
 class HopperDecode:
@@ -79,21 +80,11 @@ class HopperDecode:
         stream: cuda.CUstream,
     ) -> None:
         """Launches the kernel; decode.py says what each argument is. Strides are in elements."""
-        rows = fold * heads
-        # Folding is this view: a group's tokens and their heads lie one behind the other. TMA fills rows beyond the
-        # group's last with zeros.
-        group_stride = Int64(rows) * WIDTH
-        queries = cute.make_tensor(
-            q, cute.make_layout((rows, WIDTH, batch * groups), stride=(WIDTH, 1, cute.assume(group_stride, WIDTH)))
-        )
-        # A token's entry begins at a multiple of 16 bytes, as TMA wants it: checked by the caller.
-        entry_stride = (cute.assume(token_stride, 8), 1, cute.assume(block_stride, 8))
-        entries = cute.make_tensor(cache, cute.make_layout((self.page_size, WIDTH, pages), stride=entry_stride))
-        out_stride = (LATENT, 1, cute.assume(out_group_stride, LATENT), cute.assume(out_split_stride, LATENT))
-        outputs = cute.make_tensor(out, cute.make_layout((rows, LATENT, batch * groups, splits), stride=out_stride))
-        sums = cute.make_tensor(
-            lse, cute.make_layout((rows, batch * groups, splits), stride=(1, lse_group_stride, lse_split_stride))
-        )
+        rows, all_groups = fold * heads, batch * groups
+        queries = group_queries(q, rows, all_groups)
+        entries = cache_entries(cache, self.page_size, pages, block_stride, token_stride)
+        outputs = group_outputs(out, rows, all_groups, splits, out_group_stride, out_split_stride)
+        sums = group_sums(lse, rows, all_groups, splits, lse_group_stride, lse_split_stride)
         tables = cute.make_tensor(page_table, cute.make_layout((batch, pages), stride=(table_stride, 1)))
         lengths = cute.make_tensor(seq_lens, cute.make_layout(batch))
 
@@ -128,7 +119,7 @@ class HopperDecode:
             splits,
             scale,
         )
-        grid = (ceil_div(rows, TILE_ROWS), batch * groups, splits)
+        grid = (ceil_div(rows, TILE_ROWS), all_groups, splits)
         kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1, use_pdl=True)
 
     def _product(self, major: OperandMajorMode, columns: int) -> cute.TiledMma:
