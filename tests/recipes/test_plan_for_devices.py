@@ -32,7 +32,7 @@ def test_kimi_on_b200_is_the_published_arithmetic() -> None:
     assert plan("kimi-k2.5", "b200", "parallel.tp=8 parallel.ep=8").bytes_per_token == 35_136
     text = "\n".join(render_plan(found))
     assert "35,136 B a token on each rank in float8_e4m3, whole on every rank" in text
-    assert "missing   devices of vendor nvidia" in text
+    assert "missing   an 8-bit KV cache" in text
     assert "model family" not in text and "weight format" not in text
 
 

@@ -40,8 +40,6 @@ RUNNABLE_FORMATS = frozenset({"", *_DENSE_FORMATS, *_BLOCK_FORMATS, *_K_FORMATS,
 def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys: RunKeys) -> list[str]:
     """Returns, in words, everything this configuration asks for that the engine does not have."""
     missing: list[str] = []
-    if vendor != "cpu":
-        missing.append(f"devices of vendor {vendor} (this version computes on the CPU)")
     if family not in RUNNABLE_FAMILIES:
         missing.append(f"model family {family}")
     weight_format = getattr(weights, "format", "")
@@ -59,8 +57,8 @@ def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys:
         missing.append(f"a split role (role = {keys.role})")
     if keys.kv.dtype == "float8_e4m3":
         missing.append("an 8-bit KV cache (kv.dtype = float8_e4m3)")
-    if keys.kv.fraction is not None:
-        missing.append("a KV cache sized by a share of device memory (kv.fraction)")
+    if keys.kv.fraction is not None and vendor == "cpu":
+        missing.append("a KV cache sized by a share of the CPU's memory (kv.fraction; set kv.bytes)")
     if keys.api.structured_output == "xgrammar":
         missing.append(
             "constraints compiled by xgrammar (api.structured_output = xgrammar; set it to llguidance, the default)"
