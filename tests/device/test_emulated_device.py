@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 def run_checks(only: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_files=check_*.py"]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    variables["TOKENSPEED_TEST_EMULATED"] = "1"
     ended = subprocess.run(
         [*command, "-m", only, str(HERE / "emulated")],
         cwd=HERE.parents[1],

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenspeed_kernel import kernel_identity
+from tokenspeed_kernel import platform as platforms
 from tokenspeed_kernel.platform import PlatformError, PlatformInfo, current_platform, known_kinds
 from tokenspeed_kernel.plugins import GROUP, PATH_VARIABLE, PluginError, find_plugins, load_into, plugins_at
 from tokenspeed_kernel.plugins.discovery import PLATFORMS_GROUP, FoundPlugin
@@ -41,6 +42,7 @@ def test_a_vendor_whose_hardware_is_here_is_the_platform_and_one_whose_is_not_ch
 
 
 def test_devices_of_a_kind_of_its_own_count_where_nobody_said_what_to_compute_on(monkeypatch):
+    monkeypatch.setattr(platforms, "_is_selected", False)  # by an engine in this process
     with use_registry(with_platforms(platform("acme", kind="acmechip"))):
         assert current_platform().vendor == "acme"
         assert known_kinds() == ("cpu", "cuda", "npu", "acmechip")

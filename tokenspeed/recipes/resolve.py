@@ -21,7 +21,7 @@ from tokenspeed.recipes.resolved import (
     SchedulerSettings,
 )
 from tokenspeed.recipes.schema import HuggingFaceWeights, PathWeights, RandomWeights, RunKeys, Vendor, Weights
-from tokenspeed.recipes.selection import SMOKE, Candidate, choose_profile, status_of
+from tokenspeed.recipes.selection import SMOKE, Candidate, choose_profile, mismatch, status_of
 from tokenspeed.recipes.validation import nearest, validate
 from tokenspeed.recipes.weights import Located, locate, random_source, source_of_path
 
@@ -217,6 +217,9 @@ def resolve_loaded(
     weights = chosen_profile.weights or recipe.weights
     family = family_of(recipe, chosen_profile)
     missing = missing_features(family, weights, chosen_profile.when.vendor, keys)
+    absent = mismatch(chosen_profile.when, machine)
+    if absent:
+        missing.insert(0, absent.removeprefix("needs "))
     if keys.scheduler.max_len > recipe.context:
         place = merged.place(("scheduler", "max_len"))
         raise RecipeError(

@@ -7,7 +7,7 @@ second switch.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tokenspeed_kernel.platform import current_platform
+from tokenspeed_kernel.platform import host_platform
 from tokenspeed_kernel_cpu import _native
 
 _OF_LEVEL = {
@@ -31,11 +31,8 @@ def instruction_set() -> str:
 
 
 def follow_platform() -> None:
-    """Puts the set of the current platform in force. On another vendor's none of these kernels is chosen, and the set
-    stays."""
-    platform = current_platform()
-    if platform.vendor == "cpu":
-        _native.choose_instruction_set(_OF_LEVEL[platform.isa])
+    """Puts the set of the current platform in force."""
+    _native.choose_instruction_set(_OF_LEVEL[host_platform().isa])
 
 
 @contextmanager

@@ -1,5 +1,7 @@
-"""The emulated device is this process's for good; kernels are opaque to what watches the host."""
+"""The emulated device is this process's for good, so only of one that was started for it: whoever collects the tests
+around this folder loads this file too. Kernels are opaque to what watches the host."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +12,6 @@ from emulated_device import DEVICE, Emulation
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed_kernel.binding import Bound
 
-emulated_device.install()
 _keep = KernelBinder._keep
 
 
@@ -24,7 +25,9 @@ def _opaque(self: KernelBinder, bound: Bound) -> Any:
     return call
 
 
-KernelBinder._keep = _opaque  # type: ignore[method-assign]
+if "TOKENSPEED_TEST_EMULATED" in os.environ:
+    emulated_device.install()
+    KernelBinder._keep = _opaque  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True, scope="session")
