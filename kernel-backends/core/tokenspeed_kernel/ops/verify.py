@@ -122,7 +122,7 @@ def _decided(
             return token, index
         taken += left
         left = float((weights - taken * q).clamp(min=0.0).sum())
-    rests = (weights - taken * q).clamp(min=0.0) if left > 0.0 else weights
+    rests = (weights - taken * q).clamp(min=0.0) if taken > 0.0 and left > 0.0 else weights
     running = torch.cumsum(rests, dim=0)
     drawn = int((running < uniform(*key) * running[-1]).sum())
     return int(ids[min(drawn, ids.shape[0] - 1)]), None
