@@ -5,7 +5,7 @@ import re
 import pytest
 from torch import float32
 
-from tokenspeed_kernel.ops.attention import attention_signature
+from tokenspeed_kernel.ops.kv_cache import attention_signature
 from tokenspeed_kernel.page_sizes import kernel_page_size, kernel_page_sizes
 from tokenspeed_kernel.registry import (
     Band,

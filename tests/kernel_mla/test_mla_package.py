@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tokenspeed_kernel.ops.attention import attention_signature
+from tokenspeed_kernel.ops.kv_cache import attention_signature
 from tokenspeed_kernel.platform import PlatformInfo, override_platform
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.registry import active_registry

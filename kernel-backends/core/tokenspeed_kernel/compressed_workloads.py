@@ -2,6 +2,7 @@
 
 import torch
 
+from tokenspeed_kernel.ops.kv_cache import kv_format, row_dtype
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.standard_workloads import ROWS, WIDTH
 from tokenspeed_kernel.workloads import Traits, Work, Workload, bits_of, register_workload
@@ -21,9 +22,13 @@ def _random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _cache(signature: FormatSignature, blocks: int, page: int, width: int) -> torch.Tensor:
-    dtype: torch.dtype = getattr(torch, signature["kv"].storage_dtype)
+def _cache(dtype: torch.dtype, blocks: int, page: int, width: int) -> torch.Tensor:
     return _random(blocks, 1, page, width).to(dtype)
+
+
+def _kv_dtype(signature: FormatSignature) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, signature["kv"].storage_dtype)
+    return dtype
 
 
 def _write_work(signature: FormatSignature, traits: Traits, phase: str) -> Work:
@@ -33,7 +38,8 @@ def _write_work(signature: FormatSignature, traits: Traits, phase: str) -> Work:
 
 def _write_workload(signature: FormatSignature, traits: Traits, phase: str, _bound: object) -> Workload:
     rows, width = ROWS[phase], int(traits["entry_dim"])
-    arguments = (_random(rows, width), _cache(signature, 1 + rows // 64 + 1, 64, width), torch.arange(rows) + 64)
+    cache = _cache(_kv_dtype(signature), 1 + rows // 64 + 1, 64, width)
+    arguments = (_random(rows, width), cache, torch.arange(rows) + 64)
     return Workload(f"[{rows}, {width}]", arguments, work=_write_work(signature, traits, phase))
 
 
@@ -42,7 +48,7 @@ def _compress_work(signature: FormatSignature, traits: Traits, phase: str) -> Wo
     stride = STRIDE if overlapping else HEAVY_STRIDE
     entries = max(1, ROWS[phase] // stride)
     read = entries * stride * (2 if overlapping else 1) * width
-    return Work(int(2 * read * bits_of(signature["kv"]) / 8), 8 * read)
+    return Work(int(2 * read * bits_of(kv_format(row_dtype(_kv_dtype(signature)))) / 8), 8 * read)
 
 
 def _compress_workload(signature: FormatSignature, traits: Traits, phase: str, _bound: object) -> Workload:
@@ -52,11 +58,12 @@ def _compress_workload(signature: FormatSignature, traits: Traits, phase: str, _
     rows, tokens = ROWS[phase], 2 * max(ROWS["prefill"], stride)
     pages = -(-tokens // page)
     table = torch.arange(1, pages + 1, dtype=torch.int32).unsqueeze(0)
-    values, gates = (_cache(signature, pages + 1, page, columns) for _ in range(2))
+    kv_dtype = _kv_dtype(signature)
+    values, gates = (_cache(row_dtype(kv_dtype), pages + 1, page, columns) for _ in range(2))
     arguments = (
         values, gates, table, torch.tensor([0, rows], dtype=torch.int32), torch.tensor([tokens], dtype=torch.int32),
         _random(stride, columns), torch.ones(width), 1e-6, _random(POSITIONS, min(ROTATED, width // 2 * 2)),
-        _cache(signature, rows // stride + 2, 1, width), (torch.arange(rows) // stride + 1) * stride, overlapping,
+        _cache(kv_dtype, rows // stride + 2, 1, width), (torch.arange(rows) // stride + 1) * stride, overlapping,
     )  # fmt: skip
     description = f"{rows} tokens, entries of {stride} with {width} elements, pages of {page}"
     return Workload(description, arguments, work=_compress_work(signature, traits, phase), cold=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 FLOAT_DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
 FLOAT8_DTYPES = frozenset({"float8_e4m3fn", "float8_e5m2"})
+UNSCALED_FLOAT8 = frozenset({"float8_e4m3fn"})
+"""Floats of 8 bits that may stand for themselves, as in a KV cache."""
 INTEGER_DTYPES = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})
 SCALE_DTYPES = frozenset({"float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e8m0fnu"})
 SCALE_GRANULARITIES = ("tensor", "channel", "token", "block")
@@ -34,7 +36,9 @@ class FormatRule:
 
 
 FORMATS: dict[str, FormatRule] = {
-    "dense": FormatRule(FLOAT_DTYPES | INTEGER_DTYPES, "refused", "plain elements of the storage dtype"),
+    "dense": FormatRule(
+        FLOAT_DTYPES | UNSCALED_FLOAT8 | INTEGER_DTYPES, "refused", "plain elements of the storage dtype"
+    ),
     "fp8": FormatRule(FLOAT8_DTYPES, "required", "8-bit floats under a scale"),
     "int8": FormatRule(frozenset({"int8"}), "required", "8-bit integers under a scale"),
     "int4": FormatRule(frozenset({"uint8", "int32"}), "required", "packed 4-bit integers under a scale"),
@@ -199,6 +203,7 @@ def dense(dtype: str) -> TensorFormat:
 FLOAT32 = dense("float32")
 BFLOAT16 = dense("bfloat16")
 FLOAT16 = dense("float16")
+FLOAT8_E4M3 = dense("float8_e4m3fn")
 
 WEIGHT_FORMATS: dict[str, TensorFormat] = {
     "float32": FLOAT32,

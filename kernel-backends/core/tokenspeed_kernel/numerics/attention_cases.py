@@ -15,6 +15,7 @@ from tokenspeed_kernel.numerics.paged import (
     far_pages,
     first_seen,
     kv_dtype,
+    may_round,
     roundoff_of,
     scatter_pages,
 )
@@ -213,7 +214,7 @@ def _read_cases(mode: str, signature: FormatSignature, generator: torch.Generato
     for shape in _DECODE_SHAPES if mode == "decode" else _EXTEND_SHAPES:
         inputs = _read_inputs(shape, 2 if mode == "extend" else 0, dtype, generator)
         yield _read_case(shape.name, mode, inputs)
-        if dtype is torch.bfloat16:
+        if may_round(dtype):
             yield _read_case(f"{shape.name}, rounded", mode, replace(inputs, activations="bfloat16"))
     if dtype is torch.float16:
         large = _large_offsets(mode, dtype, generator)
@@ -241,7 +242,7 @@ def _slow_cases(
     for shape in shapes:
         inputs = _read_inputs(shape, 0, kv_dtype(signature), generator)
         yield _read_case(shape.name, mode, inputs)
-        if kv_dtype(signature) is torch.bfloat16:
+        if may_round(kv_dtype(signature)):
             yield _read_case(f"{shape.name}, rounded", mode, replace(inputs, activations="bfloat16"))
 
 

@@ -19,6 +19,7 @@ UNIT_ROUNDOFF: dict[torch.dtype, float] = {
     torch.float32: 2.0**-24,
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
+    torch.float8_e4m3fn: 2.0**-4,
 }
 """The largest relative error of rounding to nearest."""
 

@@ -9,18 +9,20 @@ import torch
 
 from tokenspeed_kernel.numerics.cases import Buffers, Case, Close, Exact, Expectation, Outputs, register_cases
 from tokenspeed_kernel.numerics.paged import ROUNDOFF, UNREAD, Pages, kv_dtype, scatter_pages
-from tokenspeed_kernel.numerics.prologue_cases import exact_rotary, random_slots, random_table, rounded
+from tokenspeed_kernel.numerics.prologue_cases import exact_rotary, random_slots, random_table
+from tokenspeed_kernel.numerics.stored import as_stored, stored, with_extremes
+from tokenspeed_kernel.ops.kv_cache import row_dtype
 from tokenspeed_kernel.registry import KernelFunction
 from tokenspeed_kernel.signature import FormatSignature
 from tokenspeed_kernel.traits import TraitValue
 
 
 def write_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
-    """Odd widths, no rows, padding, scattered slots, strided rows."""
+    """Odd widths, no rows, padding, scattered slots, strided rows, values beyond what 8 bits hold."""
     dtype = kv_dtype(signature)
     for tokens, width, granularity in ((5, 512, 64), (9, 31, 16), (1, 6, 1), (0, 32, 8)):
         slots, blocks = random_slots(tokens, granularity, generator)
-        x = torch.randn(tokens, width + 3, generator=generator)
+        x = with_extremes(torch.randn(tokens, width + 3, generator=generator), dtype)
         shape = (blocks, 1, granularity, width)
 
         def run(
@@ -44,7 +46,7 @@ def write_cases(signature: FormatSignature, generator: torch.Generator) -> Itera
             value = torch.full(shape, torch.nan, dtype=dtype)
             for token, slot in enumerate(slots.tolist()):
                 if slot >= shape[2]:
-                    value[slot // shape[2], 0, slot % shape[2]] = x[token, : shape[3]].to(dtype)
+                    value[slot // shape[2], 0, slot % shape[2]] = as_stored(x[token, : shape[3]], dtype)
             return {"cache": Exact(value[1:])}
 
         name, traits = f"{tokens} rows of {width}, g {granularity}", {"entry_dim": width}
@@ -71,7 +73,8 @@ class CompressShape:
 
 @dataclass(frozen=True)
 class CompressInputs:
-    """One call. The pages' arena has values and gates as its two fields; the entries' cache has two a page."""
+    """One call. The pages' arena has values and gates as its two fields; the entries' cache has two a page, of
+    ``dtype``."""
 
     shape: CompressShape
     pages: Pages
@@ -80,6 +83,7 @@ class CompressInputs:
     cos_sin: torch.Tensor
     slots: torch.Tensor
     blocks: int
+    dtype: torch.dtype
     eps: float = 1e-6
 
     def run(self, fn: KernelFunction, buffers: Buffers) -> Outputs:
@@ -106,7 +110,7 @@ class CompressInputs:
         calls: list[tuple[slice, torch.Tensor, torch.Tensor, slice]],
     ) -> Outputs:
         shape, arena = self.shape, self.pages.arena
-        cache = buffers.output("entries", (self.blocks, 1, 2, shape.width), arena.dtype)
+        cache = buffers.output("entries", (self.blocks, 1, 2, shape.width), self.dtype)
         wide = buffers.read_only("page_table", torch.nn.functional.pad(self.pages.tables, (0, 5), value=UNREAD))
         tables = wide[:, : self.pages.tables.shape[1]]
         held = [buffers.read_only(name, getattr(self, name)) for name in ("bias", "norm", "cos_sin", "slots")]
@@ -126,9 +130,9 @@ class CompressInputs:
                 slot = int(self.slots[place]) // shape.stride
                 place += 1
                 if position >= 0 and (position + 1) % shape.stride == 0 and slot >= 2:
-                    entry = self._entry(row, position + 1 - shape.stride)
+                    entry = stored(self._entry(row, position + 1 - shape.stride), self.dtype)
                     target = (slot // 2, 0, slot % 2)
-                    value[target], limit[target] = entry.value, rounded(entry, self.pages.arena.dtype)
+                    value[target], limit[target] = entry.value, entry.bound
         return {"entries": Close(value[1:], limit[1:])}
 
     def _entry(self, row: int, first: int) -> Close:
@@ -178,7 +182,8 @@ def compress_cases(signature: FormatSignature, generator: torch.Generator) -> It
         firsts = [
             max(0, length - count + 1 - back) for count, length in zip(shape.queries, shape.seq_lens, strict=True)
         ]
-        pages = scatter_pages(field, shape.seq_lens, firsts, kv_dtype(signature), generator)
+        dtype = kv_dtype(signature)
+        pages = scatter_pages(field, shape.seq_lens, firsts, row_dtype(dtype), generator)
         tokens = sum(shape.queries)
         blocks = tokens + 2
         entries = torch.randperm(2 * (blocks - 1), generator=generator)[:tokens] + 2
@@ -192,6 +197,7 @@ def compress_cases(signature: FormatSignature, generator: torch.Generator) -> It
             cos_sin=random_table(shape.rotary),
             slots=entries.to(torch.int64) * shape.stride + shape.stride - 1,
             blocks=blocks,
+            dtype=dtype,
         )
         traits: dict[str, TraitValue] = {
             "entry_dim": shape.width,

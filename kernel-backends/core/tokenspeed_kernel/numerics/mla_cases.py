@@ -16,6 +16,7 @@ from tokenspeed_kernel.numerics.paged import (
     exact_attention,
     far_pages,
     kv_dtype,
+    may_round,
     roundoff_of,
     scatter_pages,
 )
@@ -201,7 +202,7 @@ _EXTEND_SHAPES = (
 
 
 def _variants(reads: LatentReads) -> Iterator[tuple[str, dict[str, TraitValue], LatentReads]]:
-    """Name, traits and inputs: over a bfloat16 cache once more for kernels that may round."""
+    """Name, traits and inputs: over a cache of bfloat16 or 8 bits once more for kernels that may round."""
     shape = reads.shape
     traits: dict[str, TraitValue] = {
         "latent_dim": shape.latent,
@@ -209,7 +210,7 @@ def _variants(reads: LatentReads) -> Iterator[tuple[str, dict[str, TraitValue], 
         "kernel_page_size": shape.granularity,
     }
     yield shape.name, traits, reads
-    if reads.pages.arena.dtype is torch.bfloat16:
+    if may_round(reads.pages.arena.dtype):
         rounded = replace(reads, activations="bfloat16")
         yield f"{shape.name}, rounded", {**traits, "activations": "bfloat16"}, rounded
 

@@ -14,6 +14,7 @@ from tokenspeed_kernel.numerics.paged import (
     Pages,
     exact_attention,
     kv_dtype,
+    may_round,
     roundoff_of,
     scatter_pages,
 )
@@ -137,7 +138,7 @@ def _shapes(format_name: str) -> tuple[ExpandedShape, ...]:
 
 def expanded_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """Chunks with and without a prefix, rows without queries or keys, rows that belong to nobody, odd sizes; over a
-    bfloat16 cache once more for kernels that may round."""
+    cache of bfloat16 or 8 bits once more for kernels that may round."""
     format_name = _FORMAT_NAMES[signature["weight"]]
     for shape in _shapes(format_name):
         width = shape.latent + shape.rotary
@@ -156,7 +157,7 @@ def expanded_cases(signature: FormatSignature, generator: torch.Generator) -> It
         }
         bound = {"weight": random.weight, "heads": shape.heads}
         yield Case(shape.name, traits, reads.run, reads.expect, bound, reads.split)
-        if pages.arena.dtype is torch.bfloat16:
+        if may_round(pages.arena.dtype):
             reads = replace(reads, activations="bfloat16")
             traits = {**traits, "activations": "bfloat16"}
             yield Case(f"{shape.name}, rounded", traits, reads.run, reads.expect, bound, reads.split)

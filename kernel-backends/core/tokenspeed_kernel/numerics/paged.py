@@ -21,6 +21,11 @@ def kv_dtype(signature: FormatSignature) -> torch.dtype:
     return dtype
 
 
+def may_round(dtype: torch.dtype) -> bool:
+    """Whether readers of such a cache may round queries and weights to bfloat16: it holds nothing finer itself."""
+    return dtype in (torch.bfloat16, torch.float8_e4m3fn)
+
+
 def roundoff_of(activations: str) -> float:
     """The unit roundoff of what the trait ``activations`` allows queries and weights to be rounded to."""
     return 0.0 if activations == "float32" else UNIT_ROUNDOFF[getattr(torch, activations)]
@@ -42,6 +47,10 @@ class Pages:
 
     arena: torch.Tensor
     tables: torch.Tensor
+
+    def in_integers(self) -> "Pages":
+        """The same with every entry rounded to an integer."""
+        return Pages(self.arena.float().round().to(self.arena.dtype), self.tables)
 
     def positions(self, row: int, field: int, width: int, first: int, stop: int) -> torch.Tensor:
         """float64 [stop - first, heads, width]: the first ``width`` elements of a field at these positions of a row."""
@@ -76,14 +85,15 @@ def scatter_pages(
     return Pages(arena, tables)
 
 
-_FAR = (1 << 30) + 64  # elements between two blocks: more than 2^31 bytes of any dtype
+_FAR = (1 << 31) + 128  # bytes between two blocks
 
 
 def far_arena(field: tuple[int, int, int, int], dtype: torch.dtype) -> torch.Tensor | None:
     """An arena [3, fields, heads, g, D] whose blocks lie more than 2^31 bytes apart, NaN in all but block 0, which is
     not touched; None where memory forbids it."""
     fields, heads, granularity, width = field
-    total = 2 * _FAR + fields * heads * granularity * width
+    apart = _FAR // dtype.itemsize
+    total = 2 * apart + fields * heads * granularity * width
     if current_platform().memory_bytes < total * dtype.itemsize:
         return None
     try:
@@ -91,7 +101,7 @@ def far_arena(field: tuple[int, int, int, int], dtype: torch.dtype) -> torch.Ten
     except RuntimeError:
         return None
     dense = torch.empty(field, device="meta").stride()
-    arena = storage.as_strided((3, *field), (_FAR, *dense))
+    arena = storage.as_strided((3, *field), (apart, *dense))
     arena[1:] = torch.nan
     return arena
 

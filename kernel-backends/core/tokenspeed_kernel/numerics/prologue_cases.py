@@ -6,18 +6,10 @@ from functools import partial
 
 import torch
 
-from tokenspeed_kernel.numerics.cases import (
-    UNIT_ROUNDOFF,
-    Buffers,
-    Case,
-    Close,
-    Exact,
-    Expectation,
-    Outputs,
-    register_cases,
-)
+from tokenspeed_kernel.numerics.cases import Buffers, Case, Close, Exact, Expectation, Outputs, register_cases
 from tokenspeed_kernel.numerics.elementwise_cases import exact_rms
 from tokenspeed_kernel.numerics.paged import ROUNDOFF, far_arena, kv_dtype
+from tokenspeed_kernel.numerics.stored import as_stored, stored, with_extremes
 from tokenspeed_kernel.registry import KernelFunction
 from tokenspeed_kernel.signature import FormatSignature
 
@@ -48,14 +40,6 @@ def exact_rotary(x: torch.Tensor, error: torch.Tensor, angles: torch.Tensor) -> 
     crossed = error[..., :half] + error[..., half : 2 * half]
     bound = 4.0 * ROUNDOFF * size + torch.cat([crossed, crossed], dim=-1)
     return Close(value, torch.cat([bound, error[..., 2 * half :]], dim=-1))
-
-
-def rounded(exact: Close, dtype: torch.dtype) -> torch.Tensor:
-    """The bound of ``exact`` once it is stored as ``dtype``."""
-    if dtype is _FLOAT32:
-        return exact.bound
-    # below the dtype's normal numbers the step is constant
-    return exact.bound + UNIT_ROUNDOFF[dtype] * (exact.value.abs() + exact.bound) + 2.0**-25
 
 
 def random_slots(tokens: int, granularity: int, generator: torch.Generator) -> tuple[torch.Tensor, int]:
@@ -124,16 +108,15 @@ class PrologueInputs:
     def expect(self) -> dict[str, Expectation]:
         q, k, v = torch.split(self.qkv, [self.heads.query, self.heads.kv, self.heads.kv], dim=1)
         q_norm, k_norm = self.norms if self.norms is not None else (None, None)
-        rotated = self._rotated(k, k_norm)
-        bound = rounded(rotated, self.dtype)
+        rotated = stored(self._rotated(k, k_norm), self.dtype)
         blocks, _, heads, granularity, width = self.arena_shape
         k_value = torch.full((blocks, heads, granularity, width), torch.nan, dtype=torch.float64)
         k_bound, v_value = torch.zeros_like(k_value), k_value.to(self.dtype)
         for token, slot in enumerate(self.slots.tolist()):
             if slot >= granularity:
                 place = (slot // granularity, slice(None), slot % granularity)
-                k_value[place], k_bound[place] = rotated.value[token], bound[token]
-                v_value[place] = v[token].to(self.dtype)
+                k_value[place], k_bound[place] = rotated.value[token], rotated.bound[token]
+                v_value[place] = as_stored(v[token], self.dtype)
         return {
             "q": self._rotated(q, q_norm),
             "k_cache": Close(k_value[1:], k_bound[1:]),
@@ -141,9 +124,18 @@ class PrologueInputs:
         }
 
 
+def _random_heads(tokens: int, heads: Heads, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """qkv; where the cache has 8 bits, keys that it cannot hold, and every kind of value it rounds."""
+    qkv = torch.randn(tokens, heads.query + 2 * heads.kv, heads.dim, generator=generator)
+    if dtype.itemsize == 1:
+        qkv[:, heads.query : heads.query + heads.kv] *= 300.0
+        qkv[:, heads.query + heads.kv :] = with_extremes(qkv[:, heads.query + heads.kv :], dtype)
+    return qkv
+
+
 def gqa_prologue_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
     """With and without head norms, several head sizes and ratios, no tokens, padding, scattered slots, large
-    positions, heads of which a part is rotated."""
+    positions, heads of which a part is rotated, values beyond what 8 bits hold."""
     for heads, tokens, granularity, rotary in (
         (Heads(3, 3, 64), 5, 64, 64),
         (Heads(1, 1, 32), 0, 16, 32),
@@ -159,7 +151,7 @@ def gqa_prologue_cases(signature: FormatSignature, generator: torch.Generator) -
             weights = torch.randn(2, heads.dim, generator=generator)
             inputs = PrologueInputs(
                 heads=heads,
-                qkv=torch.randn(tokens, heads.query + 2 * heads.kv, heads.dim, generator=generator),
+                qkv=_random_heads(tokens, heads, kv_dtype(signature), generator),
                 positions=torch.randint(0, 4000, (tokens,), generator=generator, dtype=torch.int32),
                 cos_sin=random_table(rotary),
                 norms=(weights[0], weights[1]) if qk_norm else None,
@@ -237,14 +229,16 @@ class LatentInputs:
         normed = exact_rms(self.compressed[:, :latent], self.norm, self.eps)
         raw = self.compressed[:, None, latent : latent + rotary].double()
         key = exact_rotary(raw, torch.zeros_like(raw), angles)
-        entry = torch.cat([normed.value, key.value[:, 0]], dim=1)
-        bound = rounded(Close(entry, torch.cat([normed.bound, key.bound[:, 0]], dim=1)), self.dtype)
+        entry = stored(
+            Close(torch.cat([normed.value, key.value[:, 0]], 1), torch.cat([normed.bound, key.bound[:, 0]], 1)),
+            self.dtype,
+        )
         value = torch.full(self.cache_shape, torch.nan, dtype=torch.float64)
         limit, granularity = torch.zeros_like(value), self.cache_shape[2]
         for token, slot in enumerate(self.slots.tolist()):
             if slot >= granularity:
                 place = (slot // granularity, 0, slot % granularity)
-                value[place], limit[place] = entry[token], bound[token]
+                value[place], limit[place] = entry.value[token], entry.bound[token]
         return {
             "q": Close(
                 torch.cat([plain, rotated.value], dim=2), torch.cat([torch.zeros_like(plain), rotated.bound], dim=2)

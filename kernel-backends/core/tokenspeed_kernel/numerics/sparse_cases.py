@@ -16,10 +16,12 @@ from tokenspeed_kernel.numerics.paged import (
     exact_attention,
     far_pages,
     kv_dtype,
+    may_round,
     roundoff_of,
     scatter_pages,
 )
-from tokenspeed_kernel.numerics.prologue_cases import exact_rotary, random_slots, random_table, rounded
+from tokenspeed_kernel.numerics.prologue_cases import exact_rotary, random_slots, random_table
+from tokenspeed_kernel.numerics.stored import stored
 from tokenspeed_kernel.ops.paged_reference import ScoreRules
 from tokenspeed_kernel.registry import KernelFunction
 from tokenspeed_kernel.signature import FormatSignature
@@ -83,14 +85,13 @@ class IndexPrologue:
         size = (key.abs() + key.abs().mean(dim=1, keepdim=True)) * scale * weight.abs() + bias.abs()
         error = ROUNDOFF * (width**0.5 + 16.0) * size
         exact = exact_rotary(normed.unsqueeze(1), error.unsqueeze(1), angles)
-        entry = Close(exact.value[:, 0], exact.bound[:, 0])
-        bound = rounded(entry, self.dtype)
+        entry = stored(Close(exact.value[:, 0], exact.bound[:, 0]), self.dtype)
         value = torch.full(self.cache_shape, torch.nan, dtype=torch.float64)
         limit, granularity = torch.zeros_like(value), self.cache_shape[2]
         for token, slot in enumerate(self.slots.tolist()):
             if slot >= granularity:
                 place = (slot // granularity, 0, slot % granularity)
-                value[place], limit[place] = entry.value[token], bound[token]
+                value[place], limit[place] = entry.value[token], entry.bound[token]
         return {
             "q": exact_rotary(turned, torch.zeros_like(turned), angles),
             "index_cache": Close(value[1:], limit[1:]),
@@ -238,9 +239,7 @@ def select_cases(signature: FormatSignature, generator: torch.Generator) -> Iter
     float32 cannot confuse."""
     for shape in _SELECT_SHAPES:
         inputs = _select_inputs(shape, kv_dtype(signature), generator)
-        whole = SelectInputs(
-            shape, inputs.q.round(), inputs.weights.round(), Pages(inputs.pages.arena.round(), inputs.pages.tables)
-        )
+        whole = SelectInputs(shape, inputs.q.round(), inputs.weights.round(), inputs.pages.in_integers())
         yield Case(f"{shape.name}, integers", shape.traits, whole.run, whole.expect, split=whole.split)
         if shape.heads < 8:
             continue  # too often no head likes any entry: real numbers would be ties too
@@ -256,9 +255,7 @@ def slow_select_cases(signature: FormatSignature, generator: torch.Generator) ->
         SelectShape("a chunk", 8, 32, 64, 1, 100, (130,), (700,)),
     ):
         inputs = _select_inputs(shape, kv_dtype(signature), generator)
-        whole = SelectInputs(
-            shape, inputs.q.round(), inputs.weights.round(), Pages(inputs.pages.arena.round(), inputs.pages.tables)
-        )
+        whole = SelectInputs(shape, inputs.q.round(), inputs.weights.round(), inputs.pages.in_integers())
         yield Case(f"{shape.name}, integers", shape.traits, whole.run, whole.expect, split=whole.split)
 
 
@@ -371,8 +368,8 @@ def _far_inputs(dtype: torch.dtype, generator: torch.Generator) -> SelectedInput
 
 
 def selected_cases(signature: FormatSignature, generator: torch.Generator) -> Iterator[Case]:
-    """Lists of every length, empty ones, odd sizes, far blocks; over a bfloat16 cache once more for kernels that may
-    round."""
+    """Lists of every length, empty ones, odd sizes, far blocks; over a cache of bfloat16 or 8 bits once more for
+    kernels that may round."""
     dtype = kv_dtype(signature)
     inputs = [_selected_inputs(shape, dtype, generator) for shape in _SELECTED_SHAPES]
     if dtype is torch.float16:
@@ -385,7 +382,7 @@ def selected_cases(signature: FormatSignature, generator: torch.Generator) -> It
             "kernel_page_size": shape.granularity,
         }
         yield Case(shape.name, traits, one.run, one.expect, split=one.split)
-        if dtype is torch.bfloat16:
+        if may_round(dtype):
             may = replace(one, activations="bfloat16")
             more = {**traits, "activations": "bfloat16"}
             yield Case(f"{shape.name}, rounded", more, may.run, may.expect, split=may.split)

@@ -173,12 +173,16 @@ def _made(kernel: RegisteredKernel, case: Case, threads: int, device: torch.devi
 
 
 def _finite_pages(argument: Any) -> Any:
-    """A cache (the arguments with four axes), with UNWRITTEN in place of NaN and the strides it had."""
+    """A cache (the arguments with four axes), with UNWRITTEN, or the largest number that it can hold, in place of NaN,
+    and the strides it had."""
     if not isinstance(argument, torch.Tensor) or argument.dim() != 4:
         return argument
     last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.stride(), strict=True))
-    memory = torch.full((last + 1,), UNWRITTEN, dtype=argument.dtype)
-    return memory.as_strided(argument.shape, argument.stride()).copy_(torch.nan_to_num(argument, nan=UNWRITTEN))
+    unwritten = min(UNWRITTEN, torch.finfo(argument.dtype).max)
+    memory = torch.full((last + 1,), unwritten, dtype=argument.dtype)
+    return memory.as_strided(argument.shape, argument.stride()).copy_(
+        torch.nan_to_num(argument.double(), nan=unwritten, posinf=torch.inf, neginf=-torch.inf)
+    )
 
 
 def _check_case(

@@ -2,7 +2,8 @@
 
 Common to the three
     Hq query heads, Hkv KV heads, Hq = q_per_kv * Hkv; query head h reads KV head h // q_per_kv; D = head_dim.
-    ``k_cache``, ``v_cache``: views [num_blocks, Hkv, g, D] in the KV dtype, strided (the last stride is 1).
+    ``k_cache``, ``v_cache``: views [num_blocks, Hkv, g, D] in the KV dtype (kv_cache.py), strided (the last stride is
+    1).
     Block 0 is null: padding is written there and nobody reads it.
     Page p of row b is the block ``page_table[b, p]`` and holds the row's positions p*g … p*g + g-1. Table entries
     beyond ceil(seq_len / g) are not read. T and B may be 0.
@@ -20,7 +21,7 @@ gqa_prologue: the only writer of KV
               any order.
     First, per-head RMS norm of q and k where weights are given. Then rotary of q and k, pairing i with i + R/2:
     x'[i] = x[i] * cos[i] - x[i + R/2] * sin[i] and x'[i + R/2] = x[i + R/2] * cos[i] + x[i] * sin[i]. Then k and v,
-    rounded to the KV dtype (to nearest, ties to even), are written at their slots. A checkpoint that pairs neighbours
+    rounded to the KV dtype (kv_cache.py), are written at their slots. A checkpoint that pairs neighbours
     has the rows of its q and k weights permuted when it is loaded.
 
 decode
@@ -57,10 +58,10 @@ import torch
 
 from tokenspeed_kernel.binding import Bound, bind
 from tokenspeed_kernel.ops.attention_rounding import ACTIVATIONS_TRAIT, bind_reader
+from tokenspeed_kernel.ops.kv_cache import ATTENTION_SIGNATURES, attention_signature, to_cached
 from tokenspeed_kernel.ops.paged_reference import ScoreRules, attend_row
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
-from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, FormatSignature, dense
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, TraitValue, flag_trait, one_of, size_trait
 
 ATTENTION_ROLES = frozenset({"input", "kv"})
@@ -114,19 +115,13 @@ EXTEND = declare_operation(
 )
 
 
-def attention_signature(kv_dtype: torch.dtype) -> FormatSignature:
-    """The signature with float32 activations and a cache of this dtype; FormatError for a dtype that no cache can
-    have."""
-    return FormatSignature.of(input=FLOAT32, kv=dense(str(kv_dtype).removeprefix("torch.")))
-
-
 def _reference_spec(mode: str, traits: dict[str, TraitBound]) -> KernelSpec:
     return KernelSpec(
         name=f"reference_attention_{mode}",
         family="attention",
         mode=mode,
         solution="reference",
-        signatures=frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16)),
+        signatures=ATTENTION_SIGNATURES,
         traits=traits,
         band=Band.REFERENCE,
         tags=frozenset({"deterministic"}),
@@ -187,8 +182,8 @@ def reference_gqa_prologue(
     granularity = k_cache.shape[2]
     slots = slots.clamp(min=0)
     block, offset = slots // granularity, slots % granularity
-    k_cache[block, :, offset] = _rotate(normed_k, cos, sin).to(k_cache.dtype)
-    v_cache[block, :, offset] = v.to(v_cache.dtype)
+    k_cache[block, :, offset] = to_cached(_rotate(normed_k, cos, sin), k_cache.dtype)
+    v_cache[block, :, offset] = to_cached(v, v_cache.dtype)
 
 
 @register_kernel(_reference_spec("extend", _READ_BOUNDS))

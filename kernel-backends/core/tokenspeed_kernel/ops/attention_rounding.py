@@ -2,7 +2,7 @@
 
 "float32", nothing, is the default. Under "bfloat16" queries, and the weights of the softmax, are rounded to bfloat16
 before their products with keys and values; scores, softmax and sums stay float32. A kernel that rounds takes "bfloat16"
-only, so none is chosen unless somebody asked for it.
+only, so none is chosen unless somebody asked for it. What a cache of 8 bits holds, bfloat16 holds exactly.
 """
 
 import os
@@ -11,8 +11,8 @@ import torch
 
 from tokenspeed_kernel.binding import Bound, bind
 from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
+from tokenspeed_kernel.ops.kv_cache import attention_signature
 from tokenspeed_kernel.selection import SelectionError
-from tokenspeed_kernel.signature import FLOAT32, FormatSignature, dense
 from tokenspeed_kernel.traits import OneOf, TraitDeclaration, TraitValue
 
 ROUNDED = "bfloat16"
@@ -44,7 +44,7 @@ def bind_reader(
     is rounded. Raises SelectionError where nothing fits, ValueError for other activations.
     """
     allowed = allowed_rounding(activations)
-    signature = FormatSignature.of(input=FLOAT32, kv=dense(str(kv_dtype).removeprefix("torch.")))
+    signature = attention_signature(kv_dtype)
     if allowed == ROUNDED:
         try:
             return bind("attention", mode, signature, {**traits, "activations": ROUNDED}, override=override)

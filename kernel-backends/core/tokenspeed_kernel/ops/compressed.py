@@ -13,7 +13,8 @@ write: rows as they are
 compress: one entry of ``stride`` tokens, once the last of them is there
     ``fn(values_cache, gates_cache, page_table, query_start, seq_lens, bias, norm, eps, cos_sin, entry_cache,
     entry_slots, overlapping) -> None``
-    values_cache and gates_cache hold a row [C] for every token; page_table, query_start (int32 [B + 1]) and seq_lens
+    values_cache and gates_cache hold a row [C] for every token, in the KV dtype, or in bfloat16 where that has 8 bits
+    (kv_cache.row_dtype); page_table, query_start (int32 [B + 1]) and seq_lens
     (int32 [B]) are theirs, as in attention.extend. bias float32 [stride, C], norm float32 [D], cos_sin float32
     [positions, R]; entry_cache [.., g', D]; entry_slots int64 [T]; overlapping a Python bool.
     For every query t of a row, at position p, where p + 1 is a multiple of stride: the stride tokens that end with p
@@ -39,7 +40,8 @@ import torch
 
 from tokenspeed_kernel.binding import Bound, bind
 from tokenspeed_kernel.ops.activation import ACTIVATION_SIGNATURE
-from tokenspeed_kernel.ops.attention import ATTENTION_ROLES, attention_signature
+from tokenspeed_kernel.ops.attention import ATTENTION_ROLES
+from tokenspeed_kernel.ops.kv_cache import ATTENTION_SIGNATURES, attention_signature, to_cached
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, TraitValue, flag_trait, one_of, size_trait
@@ -91,7 +93,7 @@ def _reference_spec(mode: str, tags: frozenset[str], traits: dict[str, TraitBoun
         family="attention",
         mode=mode,
         solution="reference",
-        signatures=frozenset(map(attention_signature, (torch.float32, torch.bfloat16, torch.float16))),
+        signatures=ATTENTION_SIGNATURES,
         traits=traits,
         band=Band.REFERENCE,
         tags=tags,
@@ -105,7 +107,7 @@ _ALONE = frozenset({"deterministic", "row_invariant"})
 def reference_write(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
     """attention.write by PyTorch."""
     slots, page = slots.clamp(min=0), cache.shape[2]
-    cache[slots // page, 0, slots % page] = x.to(cache.dtype)
+    cache[slots // page, 0, slots % page] = to_cached(x, cache.dtype)
 
 
 def _rows(cache: torch.Tensor, pages: torch.Tensor, first: int, stop: int) -> torch.Tensor:
@@ -160,7 +162,7 @@ def reference_compress(
             low, high = turned[:, 0] * cos - turned[:, 1] * sin, turned[:, 1] * cos + turned[:, 0] * sin
             turned.copy_(torch.stack([low, high], dim=1))
             slot = max(0, int(entry_slots[query])) // stride
-            entry_cache[slot // page, 0, slot % page] = entry.to(entry_cache.dtype)
+            entry_cache[slot // page, 0, slot % page] = to_cached(entry, entry_cache.dtype)
 
 
 @register_kernel(

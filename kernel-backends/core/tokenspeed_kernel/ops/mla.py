@@ -43,8 +43,9 @@ kernel_page_size (g) and activations (attention_rounding.py).
 import torch
 
 from tokenspeed_kernel.binding import Bound, bind
-from tokenspeed_kernel.ops.attention import ATTENTION_ROLES, attention_signature
+from tokenspeed_kernel.ops.attention import ATTENTION_ROLES
 from tokenspeed_kernel.ops.attention_rounding import ACTIVATIONS_TRAIT, bind_reader
+from tokenspeed_kernel.ops.kv_cache import ATTENTION_SIGNATURES, attention_signature, to_cached
 from tokenspeed_kernel.ops.paged_reference import ScoreRules, attend_row
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
@@ -87,7 +88,7 @@ def _reference_spec(mode: str, traits: dict[str, TraitBound]) -> KernelSpec:
         family="attention",
         mode=mode,
         solution="reference",
-        signatures=frozenset(map(attention_signature, (torch.float32, torch.bfloat16, torch.float16))),
+        signatures=ATTENTION_SIGNATURES,
         traits={"latent_dim": Range(1), "rotary_dim": MultipleOf(2), **traits},
         band=Band.REFERENCE,
         tags=frozenset({"deterministic"}),
@@ -121,8 +122,8 @@ def reference_mla_prologue(
     latent, key = torch.split(compressed, [latent_norm.shape[0], rotary], dim=-1)
     normed = latent * torch.rsqrt(latent.square().mean(dim=-1, keepdim=True) + eps) * latent_norm
     slots = slots.clamp(min=0)
-    entry = torch.cat([normed, _rotate(key, cos, sin)], dim=-1).to(latent_cache.dtype)
-    latent_cache[slots // granularity, 0, slots % granularity] = entry
+    entry = torch.cat([normed, _rotate(key, cos, sin)], dim=-1)
+    latent_cache[slots // granularity, 0, slots % granularity] = to_cached(entry, latent_cache.dtype)
 
 
 def _attend(

@@ -34,21 +34,14 @@ import torch
 
 from tokenspeed_kernel.binding import Bound, bind, present_objective
 from tokenspeed_kernel.ops.attention_rounding import ACTIVATIONS_TRAIT, ROUNDED, allowed_rounding
+from tokenspeed_kernel.ops.kv_cache import KV_FORMATS, kv_format
 from tokenspeed_kernel.ops.paged_reference import gather
 from tokenspeed_kernel.ops.ragged import reference_ragged
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
 from tokenspeed_kernel.selection import SelectionError, choose
-from tokenspeed_kernel.signature import (
-    BFLOAT16,
-    FLOAT16,
-    FLOAT32,
-    WEIGHT_FORMATS,
-    FormatSignature,
-    TensorFormat,
-    dense,
-)
+from tokenspeed_kernel.signature import FLOAT32, WEIGHT_FORMATS, FormatSignature, TensorFormat
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitValue, size_trait
 
 MLA_EXTEND_EXPANDED = declare_operation(
@@ -81,9 +74,7 @@ def expanded_signature(kv: TensorFormat, weight: TensorFormat) -> FormatSignatur
         family="attention",
         mode="mla_extend_expanded",
         solution="reference",
-        signatures=frozenset(
-            expanded_signature(kv, weight) for kv in (FLOAT32, BFLOAT16, FLOAT16) for weight in WEIGHT_FORMATS.values()
-        ),
+        signatures=frozenset(expanded_signature(kv, weight) for kv in KV_FORMATS for weight in WEIGHT_FORMATS.values()),
         traits={
             "latent_dim": Range(1),
             "rotary_dim": MultipleOf(2),
@@ -145,7 +136,7 @@ def bind_mla_extend_expanded(
         raise ValueError(
             f"{weight.source}: {rows} rows are not {heads} heads of {plain_dim} rows for a key and some for a value"
         )
-    signature = expanded_signature(dense(str(kv_dtype).removeprefix("torch.")), weight.tensor_format)
+    signature = expanded_signature(kv_format(kv_dtype), weight.tensor_format)
     traits: dict[str, TraitValue] = {
         "latent_dim": latent,
         "rotary_dim": rotary_dim,

@@ -43,8 +43,9 @@ activations (attention_rounding.py).
 import torch
 
 from tokenspeed_kernel.binding import Bound, bind
-from tokenspeed_kernel.ops.attention import ATTENTION_ROLES, attention_signature
+from tokenspeed_kernel.ops.attention import ATTENTION_ROLES
 from tokenspeed_kernel.ops.attention_rounding import ACTIVATIONS_TRAIT, bind_reader
+from tokenspeed_kernel.ops.kv_cache import ATTENTION_SIGNATURES, attention_signature, to_cached
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelSpec, Operation, declare_operation, register_kernel
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, TraitValue, Vocabulary, size_trait
@@ -87,7 +88,7 @@ def _reference_spec(mode: str, traits: dict[str, TraitBound]) -> KernelSpec:
         family="attention",
         mode=mode,
         solution="reference",
-        signatures=frozenset(map(attention_signature, (torch.float32, torch.bfloat16, torch.float16))),
+        signatures=ATTENTION_SIGNATURES,
         traits=traits,
         band=Band.REFERENCE,
         tags=frozenset({"deterministic"}),
@@ -123,7 +124,7 @@ def reference_index_prologue(
         low.copy_(turned[0])
         high.copy_(turned[1])
     slots = slots.clamp(min=0)
-    index_cache[slots // granularity, 0, slots % granularity] = normed.to(index_cache.dtype)
+    index_cache[slots // granularity, 0, slots % granularity] = to_cached(normed, index_cache.dtype)
 
 
 @register_kernel(
