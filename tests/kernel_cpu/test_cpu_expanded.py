@@ -17,7 +17,7 @@ from tokenspeed_kernel.ops import bind_head_linear, bind_mla_extend_expanded, bi
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_cpu.registration import WEIGHTS
 
-KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 SCALE = 0.2
 RandomWeight = Callable[[str, int, int], QuantizedTensor]
 

@@ -14,6 +14,8 @@ from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
 from tokenspeed_kernel.ops.mla import bind_mla_read
 from tokenspeed_kernel.platform import current_platform
 
+CACHES = [torch.bfloat16, torch.float8_e4m3fn]
+
 
 @pytest.fixture(autouse=True)
 def _rounding_set() -> Iterator[None]:
@@ -23,14 +25,16 @@ def _rounding_set() -> Iterator[None]:
         yield
 
 
-def _cache(length: int, heads: int, page_size: int, width: int, fields: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _cache(
+    length: int, heads: int, page_size: int, width: int, fields: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, torch.Tensor]:
     """[blocks, fields, heads, page, width], NaN wherever no position lies, and the table of one row in random order."""
     pages = -(-length // page_size)
     table = (torch.randperm(pages) + 1).to(torch.int32).unsqueeze(0)
-    arena = torch.full((pages + 1, fields, heads, page_size, width), torch.nan, dtype=torch.bfloat16)
+    arena = torch.full((pages + 1, fields, heads, page_size, width), torch.nan, dtype=dtype)
     positions = torch.arange(length)
     block = table[0, positions // page_size].long()
-    arena[block, :, :, positions % page_size] = torch.randn(length, fields, heads, width).bfloat16()
+    arena[block, :, :, positions % page_size] = torch.randn(length, fields, heads, width).to(dtype)
     return arena, table
 
 
@@ -82,16 +86,17 @@ def _within_rounded_weights(
     assert bool(((out.double() - expected).abs() <= bound).all())
 
 
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("window", [0, 37])
 @pytest.mark.parametrize(
     ("heads", "group", "head_dim", "page_size"),
     [(2, 3, 64, 64), (1, 1, 16, 16), (2, 8, 128, 32), (1, 40, 10, 7), (1, 5, 72, 1)],
 )
 def test_queries_and_weights_are_rounded_and_nothing_else(
-    heads: int, group: int, head_dim: int, page_size: int, window: int
+    heads: int, group: int, head_dim: int, page_size: int, window: int, dtype: torch.dtype
 ) -> None:
     length, tokens = 203, 75
-    arena, table = _cache(length, heads, page_size, head_dim, 2)
+    arena, table = _cache(length, heads, page_size, head_dim, 2, dtype)
     q = torch.randn(tokens, heads * group, head_dim)
     planes = [_gathered(arena, table, length, field) for field in (0, 1)]
     for mode in ("decode", "extend"):
@@ -99,10 +104,11 @@ def test_queries_and_weights_are_rounded_and_nothing_else(
         _within_rounded_weights(out, q, *planes, head_dim**-0.5, window)
 
 
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("window", [0, 63, 514])
-def test_bits_depend_on_the_position_only(window: int) -> None:
+def test_bits_depend_on_the_position_only(window: int, dtype: torch.dtype) -> None:
     length = 700
-    arena, table = _cache(length, 1, 16, 48, 2)
+    arena, table = _cache(length, 1, 16, 48, 2, dtype)
     q = torch.randn(length, 3, 48)
     extend, decode = _bind("extend", arena, 3), _bind("decode", arena, 3)
     whole = _run(extend, q, arena, table, length, window)
@@ -120,10 +126,11 @@ def test_bits_depend_on_the_position_only(window: int) -> None:
         tokenspeed_kernel_cpu.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize("broken", [65, 66])
-def test_a_broken_later_key_reaches_no_earlier_query(broken: int) -> None:
+def test_a_broken_later_key_reaches_no_earlier_query(broken: int, dtype: torch.dtype) -> None:
     """Keys are taken in pairs: the other half of a query's last pair must not be touched."""
-    arena, table = _cache(70, 1, 16, 32, 2)
+    arena, table = _cache(70, 1, 16, 32, 2, dtype)
     q, extend = torch.randn(70, 4, 32), _bind("extend", arena, 4)
     sound = _run(extend, q, arena, table, 70, 0)
     place = int(table[0, broken // 16])
@@ -136,14 +143,17 @@ def test_a_broken_later_key_reaches_no_earlier_query(broken: int) -> None:
     assert not windowed[:broken].isnan().any() and not windowed[broken + 3 :].isnan().any()
 
 
+@pytest.mark.parametrize("dtype", CACHES)
 @pytest.mark.parametrize(
     ("heads", "latent", "rotary", "page_size"), [(16, 64, 16, 16), (5, 31, 6, 7), (130, 17, 4, 32)]
 )
-def test_latent_attention_is_rounded_in_the_same_way(heads: int, latent: int, rotary: int, page_size: int) -> None:
+def test_latent_attention_is_rounded_in_the_same_way(
+    heads: int, latent: int, rotary: int, page_size: int, dtype: torch.dtype
+) -> None:
     length, tokens = 150, 9
-    arena, table = _cache(length, 1, page_size, latent + rotary, 1)
+    arena, table = _cache(length, 1, page_size, latent + rotary, 1, dtype)
     q = torch.randn(tokens, heads, latent + rotary)
-    sizes = {"latent_dim": latent, "rotary_dim": rotary, "kernel_page_size": page_size, "kv_dtype": torch.bfloat16}
+    sizes = {"latent_dim": latent, "rotary_dim": rotary, "kernel_page_size": page_size, "kv_dtype": dtype}
     lengths = torch.tensor([length], dtype=torch.int32)
     keys = _gathered(arena, table, length, 0)
     results = []

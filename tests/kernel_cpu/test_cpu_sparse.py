@@ -8,7 +8,7 @@ from tokenspeed_kernel.binding import Bound
 from tokenspeed_kernel.ops.mla import bind_mla_read
 from tokenspeed_kernel.ops.sparse import bind_index_select, bind_mla_selected
 
-KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 
 
 def paged(lengths: list[int], width: int, page: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -234,7 +234,8 @@ double add_items(const Attention& call, int64_t sequence, int64_t part, int64_t 
 }  // namespace
 
 void run_attention(const Attention& call) {
-    if (call.rounded && (kernels().attend_rounded == nullptr || call.cache.type != KvType::kBFloat16))
+    const bool coarse = call.cache.type == KvType::kBFloat16 || call.cache.type == KvType::kE4M3;
+    if (call.rounded && (kernels().attend_rounded == nullptr || !coarse))
         throw std::logic_error(std::string("instruction set ") + kernels().name +
                                " has no attention with rounded activations over this cache");
     thread_local std::vector<Item> items;

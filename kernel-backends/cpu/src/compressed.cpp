@@ -24,13 +24,8 @@ struct Plane {
     int64_t block_stride, token_stride;  // in elements
     int64_t page_size;
 
-    int64_t element_bytes() const { return type == KvType::kFloat32 ? 4 : 2; }
     uint8_t* entry(int64_t block, int64_t offset) const {
-        return data + (block * block_stride + offset * token_stride) * element_bytes();
-    }
-    WeightFormat format() const {
-        if (type == KvType::kFloat32) return WeightFormat::kFloat32;
-        return type == KvType::kBFloat16 ? WeightFormat::kBFloat16 : WeightFormat::kFloat16;
+        return data + (block * block_stride + offset * token_stride) * element_bytes(type);
     }
 };
 
@@ -86,8 +81,8 @@ void make_entry(const Compression& call, const KernelTable& table, const Made& m
         const int64_t offset = position % call.values.page_size;
         // The tokens before an entry's own take part with their first elements, its own with their last.
         const int64_t from = position < made.first ? 0 : columns - width;
-        table.decode_row({call.values.format(), 1, columns, 0, call.values.entry(block, offset), nullptr}, 0, row);
-        table.decode_row({call.gates.format(), 1, columns, 0, call.gates.entry(block, offset), nullptr}, 0, row + columns);
+        table.load_entry(call.values.type, call.values.entry(block, offset), row, columns);
+        table.load_entry(call.gates.type, call.gates.entry(block, offset), row + columns, columns);
         const float* bias = call.bias + position % call.stride * columns + from;
         for (int64_t d = 0; d < width; ++d) {
             values[i * width + d] = row[from + d];
@@ -133,11 +128,11 @@ void run_compress(const Compression& call) {
 void compress(Address values, int64_t values_block, int64_t values_token, Address gates, int64_t gates_block,
               int64_t gates_token, int64_t page_size, KvType type, Address page_table, int64_t page_table_stride,
               Address query_start, Address lengths, int64_t rows, Address bias, int64_t stride, int64_t columns, Address norm,
-              int64_t width, float epsilon, Address cos_sin, int64_t rotary, Address entries, int64_t entries_block,
-              int64_t entries_token, int64_t entries_page, Address slots, bool overlapping) {
+              int64_t width, float epsilon, Address cos_sin, int64_t rotary, KvType entry_type, Address entries,
+              int64_t entries_block, int64_t entries_token, int64_t entries_page, Address slots, bool overlapping) {
     const Compression call{{at<uint8_t>(values), type, values_block, values_token, page_size},
                            {at<uint8_t>(gates), type, gates_block, gates_token, page_size},
-                           {at<uint8_t>(entries), type, entries_block, entries_token, entries_page},
+                           {at<uint8_t>(entries), entry_type, entries_block, entries_token, entries_page},
                            at<const int32_t>(page_table),
                            page_table_stride,
                            at<const int32_t>(query_start),

@@ -79,7 +79,7 @@ struct Attention {
 };
 
 // Sequence b's queries are its last positions. A query that sees no key gives zeros, and -infinity for lse. Throws
-// std::bad_alloc; std::logic_error where it is to round and the cache is not bfloat16 or the set in force cannot.
+// std::bad_alloc; std::logic_error where it is to round and the cache is neither bfloat16 nor e4m3 or the set in force cannot.
 void run_attention(const Attention& call);
 
 void run_latent_prologue(const LatentPrologue& call, int64_t tokens);

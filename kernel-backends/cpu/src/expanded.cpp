@@ -87,8 +87,8 @@ private:
 
 // What a thread works in.
 struct Room {
-    float* latents;     // [kExpandedKeys, latent]
-    uint16_t* halves;   // the same, rounded, where the products are
+    float* latents;     // [kExpandedKeys, latent]; one of them where the products are rounded
+    uint16_t* halves;   // all of them, rounded, where the products are
     float* keys;        // [kExpandedKeys, key]
     float* values;      // [kExpandedKeys, value]
     float* products;    // what KernelTable::linear needs
@@ -100,7 +100,7 @@ struct Room {
 
     Room(const Call& call, const KernelTable& table, int64_t tokens, Pieces& pieces) {
         const bool products_rounded = rounds_products(call);
-        latents = pieces.take<float>(products_rounded ? 0 : kExpandedKeys * call.latent());
+        latents = pieces.take<float>((products_rounded ? 1 : kExpandedKeys) * call.latent());
         halves = pieces.take<uint16_t>(products_rounded ? kExpandedKeys * table.rounded->stride(call.up) : 0);
         keys = pieces.take<float>(kExpandedKeys * call.key());
         values = pieces.take<float>(kExpandedKeys * call.value);
@@ -115,33 +115,29 @@ struct Room {
         state.accumulator = pieces.take<float>(tokens * call.value);
     }
 
-    // A bfloat16 latent is rounded already: with bfloat16 weights its products are those of the rounded kind.
+    // A latent of bfloat16 or less is rounded already: with bfloat16 weights its products are those of the rounded kind.
     static bool rounds_products(const Call& call) { return call.rounded && call.up.format == WeightFormat::kBFloat16; }
 };
 
-WeightFormat format_of(KvType type) {
-    if (type == KvType::kFloat32) return WeightFormat::kFloat32;
-    return type == KvType::kBFloat16 ? WeightFormat::kBFloat16 : WeightFormat::kFloat16;
-}
-
 // The latents of some positions, and the rotated parts to the ends of their keys.
 void gather(const Call& call, const KernelTable& table, int64_t sequence, const ExpandedKeys& expanded, const Room& room) {
-    const int64_t bytes = call.cache.type == KvType::kFloat32 ? 4 : 2, latent = call.latent();
-    const WeightFormat format = format_of(call.cache.type);
+    const KvType type = call.cache.type;
+    const int64_t bytes = element_bytes(type), latent = call.latent();
     const int32_t* pages = call.page_table + sequence * call.page_table_stride;
     const int64_t stride = Room::rounds_products(call) ? table.rounded->stride(call.up) : 0;
     for (int64_t j = 0; j < expanded.count; ++j) {
         const int64_t position = expanded.begin + j;
         const uint8_t* entry = call.cache.keys.data + (pages[position / call.cache.page_size] * call.cache.keys.block_stride +
                                                        position % call.cache.page_size * call.cache.keys.token_stride) * bytes;
-        if (stride > 0) {
+        if (stride > 0 && type == KvType::kBFloat16) {
             std::memcpy(room.halves + j * stride, entry, static_cast<std::size_t>(latent) * 2);
             std::memset(room.halves + j * stride + latent, 0, static_cast<std::size_t>(stride - latent) * 2);
         } else {
-            table.decode_row({format, 1, latent, 0, entry, nullptr}, 0, room.latents + j * latent);
+            float* const wide = room.latents + (stride > 0 ? 0 : j * latent);
+            table.load_entry(type, entry, wide, latent);
+            if (stride > 0) table.rounded->round_rows(call.up, wide, 1, room.halves + j * stride);
         }
-        table.decode_row({format, 1, call.rotary, 0, entry + latent * bytes, nullptr}, 0,
-                         room.keys + j * call.key() + call.plain);
+        table.load_entry(type, entry + latent * bytes, room.keys + j * call.key() + call.plain, call.rotary);
     }
 }
 
@@ -220,7 +216,8 @@ double work_of(const Call& call, const Item& item) {
 
 void run_expanded(const Call& call) {
     const KernelTable& table = kernels();
-    if (call.rounded && (table.rounded_expansion == nullptr || call.cache.type != KvType::kBFloat16))
+    const bool coarse = call.cache.type == KvType::kBFloat16 || call.cache.type == KvType::kE4M3;
+    if (call.rounded && (table.rounded_expansion == nullptr || !coarse))
         throw std::logic_error(std::string("instruction set ") + table.name +
                                " has no attention with rounded activations over this cache");
     const int64_t wanted = (kItemsEach * thread_limit() + call.heads - 1) / call.heads;

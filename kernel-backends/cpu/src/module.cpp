@@ -271,7 +271,8 @@ NB_MODULE(_native, m) {
     nb::enum_<KvType>(m, "KvType", "Element types of a cache.")
         .value("float32", KvType::kFloat32)
         .value("bfloat16", KvType::kBFloat16)
-        .value("float16", KvType::kFloat16);
+        .value("float16", KvType::kFloat16)
+        .value("e4m3", KvType::kE4M3);
     m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
     m.attr("MAX_Q_PER_KV") = kMaxTileRows;
     m.def("gqa_prologue", &gqa_prologue);

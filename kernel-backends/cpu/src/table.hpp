@@ -12,7 +12,9 @@ enum class WeightFormat : int32_t {
     kFloat32, kBFloat16, kFloat16, kQ4_0, kQ4_1, kQ8_0, kQ2_K, kQ3_K, kQ4_K, kQ5_K, kQ6_K, kQ5_0, kQ5_1,
     kMxfp4, kNvfp4, kFp8Blocks,
 };
-enum class KvType : int32_t { kFloat32, kBFloat16, kFloat16 };
+enum class KvType : int32_t { kFloat32, kBFloat16, kFloat16, kE4M3 };
+
+inline int64_t element_bytes(KvType type) { return type == KvType::kFloat32 ? 4 : type == KvType::kE4M3 ? 1 : 2; }
 
 // A weight matrix [rows, columns], where it lies. `bias` [rows] may be null. Nothing is owned.
 struct Weight {
@@ -234,8 +236,10 @@ struct KernelTable {
     void (*index_scores)(const Cache& cache, const IndexQuery& query, int64_t begin, int64_t end, float* scores);
     // Writes `dim` elements to `target` as a cache of this type has them.
     void (*store_entry)(KvType type, const float* source, uint8_t* target, int64_t dim);
+    // Reads `dim` elements at `source` as a cache of this type has them.
+    void (*load_entry)(KvType type, const uint8_t* source, float* target, int64_t dim);
 
-    // As `attend`, with queries and weights rounded to bfloat16; bfloat16 caches, `wide` given. Null where the set has none.
+    // As `attend`, with queries and weights rounded to bfloat16; caches of bfloat16 or e4m3, `wide` given. Null where the set has none.
     void (*attend_rounded)(const Cache& cache, const AttentionTile& tile, int64_t split,
                            const AttentionState& state) = nullptr;
 

@@ -10,6 +10,7 @@ class KvType(Enum):
     float32 = 0
     bfloat16 = 1
     float16 = 2
+    e4m3 = 3
 
 class Recording:
     def begin(self) -> None: ...
@@ -379,6 +380,7 @@ def compress(
     epsilon: float,
     cos_sin: int,
     rotary: int,
+    entry_type: KvType,
     entries: int,
     entries_block: int,
     entries_token: int,

@@ -9,6 +9,7 @@ KV_TYPES = {
     torch.float32: _native.KvType.float32,
     torch.bfloat16: _native.KvType.bfloat16,
     torch.float16: _native.KvType.float16,
+    torch.float8_e4m3fn: _native.KvType.e4m3,
 }
 
 _gqa_prologue = _native.gqa_prologue
@@ -264,8 +265,8 @@ def rounded_decode(
     sinks: torch.Tensor | None = None,
     soft_cap: float = 0.0,
 ) -> None:
-    """decode with queries and weights rounded to bfloat16, over a bfloat16 cache; RuntimeError where an instruction set
-    other than avx512_bf16 was put in force meanwhile."""
+    """decode with queries and weights rounded to bfloat16, over a cache of bfloat16 or e4m3; RuntimeError where
+    an instruction set other than avx512_bf16 was put in force meanwhile."""
     _read(q, k_cache, v_cache, page_table, None, seq_lens, scale, window, out, sinks, soft_cap, True)
 
 

@@ -3,6 +3,7 @@
 
 import torch
 
+from tokenspeed_kernel.ops.kv_cache import row_dtype
 from tokenspeed_kernel_cpu import _native
 from tokenspeed_kernel_cpu.attention import KV_TYPES
 from tokenspeed_kernel_cpu.checks import KernelArgumentError, checked, expect, expect_range
@@ -47,8 +48,11 @@ def _check_compress(
     columns = width * (2 if overlapping else 1)
     for name, cache in (("values_cache", values_cache), ("gates_cache", gates_cache)):
         _check_cache(name, cache, columns)
-        if cache.dtype != entry_cache.dtype or cache.shape[2] != page:
-            raise KernelArgumentError(f"{name} differs from the other caches in dtype or page; they must agree")
+        if cache.dtype != row_dtype(entry_cache.dtype) or cache.shape[2] != page:
+            raise KernelArgumentError(
+                f"{name} is {cache.dtype} in pages of {cache.shape[2]}; rows of entries in {entry_cache.dtype} are "
+                f"{row_dtype(entry_cache.dtype)}, values and gates in pages of one size"
+            )
     _check_cache("entry_cache", entry_cache, width)
     expect("bias", bias, torch.float32, (stride, columns))
     expect("norm", norm, torch.float32, (width,))
@@ -142,6 +146,7 @@ def compress(
         eps,
         cos_sin.data_ptr(),
         cos_sin.size(1),
+        KV_TYPES[entry_cache.dtype],
         entry_cache.data_ptr(),
         entry_cache.stride(0),
         entry_cache.stride(2),

@@ -10,6 +10,7 @@ from tokenspeed_kernel.ops.embedding import lookup_signature
 from tokenspeed_kernel.ops.gated_delta import DECAYS, DELTA_SIGNATURE
 from tokenspeed_kernel.ops.gated_norm import GATES
 from tokenspeed_kernel.ops.gemm import linear_signature
+from tokenspeed_kernel.ops.kv_cache import ATTENTION_SIGNATURES, KV_FORMATS
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.mla_expanded import expanded_signature
 from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
@@ -20,7 +21,7 @@ from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.recording import register_recorder
 from tokenspeed_kernel.records import load_records
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
-from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT8_E4M3, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
 from tokenspeed_kernel_cpu import (
     _native,
@@ -86,12 +87,10 @@ _LINEAR = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in WEIGHTS)
 _LOOKUP = frozenset(lookup_signature(WEIGHT_FORMATS[name]) for name in WEIGHTS)
 _ROUNDED_LINEAR = frozenset({linear_signature(BFLOAT16)})
 _INT8_LINEAR = frozenset(linear_signature(WEIGHT_FORMATS[name]) for name in int8_linear.FORMATS)
-_ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16))
-_ROUNDED_ATTENTION = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
-_EXPANDED = frozenset(
-    expanded_signature(kv, WEIGHT_FORMATS[name]) for kv in (FLOAT32, BFLOAT16, FLOAT16) for name in WEIGHTS
-)
-_ROUNDED_EXPANDED = frozenset(expanded_signature(BFLOAT16, WEIGHT_FORMATS[name]) for name in WEIGHTS)
+_COARSE = (BFLOAT16, FLOAT8_E4M3)
+_ROUNDED_ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in _COARSE)
+_EXPANDED = frozenset(expanded_signature(kv, WEIGHT_FORMATS[name]) for kv in KV_FORMATS for name in WEIGHTS)
+_ROUNDED_EXPANDED = frozenset(expanded_signature(kv, WEIGHT_FORMATS[name]) for kv in _COARSE for name in WEIGHTS)
 _NORM = frozenset({NORM_SIGNATURE})
 _ACTIVATION = frozenset({ACTIVATION_SIGNATURE})
 _SAMPLING = frozenset({SAMPLING_SIGNATURE})
@@ -227,19 +226,30 @@ def register() -> None:
     _register("norm.rms", elementwise.rms, _NORM)
     _register("norm.fused_add_rms", elementwise.fused_add_rms, _NORM)
     _register("activation.silu_and_mul", elementwise.silu_and_mul, _ACTIVATION)
-    _register("attention.gqa_prologue", attention.gqa_prologue, _ATTENTION, _PROLOGUE, version="2")
-    _register("attention.decode", attention.decode, _ATTENTION, _READ, version="3")
-    _register("attention.extend", attention.extend, _ATTENTION, _READ, version="3")
-    _register("attention.mla_prologue", latent.mla_prologue, _ATTENTION, {**_LATENT, "plain_dim": Range(1)})
-    _register("attention.mla_decode", latent.mla_decode, _ATTENTION, _LATENT_READ)
-    _register("attention.mla_decode_partial", latent.mla_decode_partial, _ATTENTION, _LATENT_READ)
-    _register("attention.mla_extend", latent.mla_extend, _ATTENTION, _LATENT_READ)
-    _register("attention.mla_extend_expanded", expanded.make_mla_extend_expanded, _EXPANDED, _EXPANDED_READ)
+    _register("attention.gqa_prologue", attention.gqa_prologue, ATTENTION_SIGNATURES, _PROLOGUE, version="3")
+    _register("attention.decode", attention.decode, ATTENTION_SIGNATURES, _READ, version="4")
+    _register("attention.extend", attention.extend, ATTENTION_SIGNATURES, _READ, version="4")
+    _register(
+        "attention.mla_prologue",
+        latent.mla_prologue,
+        ATTENTION_SIGNATURES,
+        {**_LATENT, "plain_dim": Range(1)},
+        version="2",
+    )
+    _register("attention.mla_decode", latent.mla_decode, ATTENTION_SIGNATURES, _LATENT_READ, version="2")
+    _register(
+        "attention.mla_decode_partial", latent.mla_decode_partial, ATTENTION_SIGNATURES, _LATENT_READ, version="2"
+    )
+    _register("attention.mla_extend", latent.mla_extend, ATTENTION_SIGNATURES, _LATENT_READ, version="2")
+    _register(
+        "attention.mla_extend_expanded", expanded.make_mla_extend_expanded, _EXPANDED, _EXPANDED_READ, version="2"
+    )
     _register(
         "attention.mla_extend_expanded",
         expanded.make_rounded_mla_extend_expanded,
         _ROUNDED_EXPANDED,
         {**_EXPANDED_READ, "activations": one_of("bfloat16")},
+        version="2",
         solution=ROUNDED_SOLUTION,
         features=frozenset({"avx512_bf16"}),
         band=Band.SPECIALISED,
@@ -247,17 +257,18 @@ def register() -> None:
     _register(
         "attention.index_prologue",
         sparse.index_prologue,
-        _ATTENTION,
+        ATTENTION_SIGNATURES,
         {**_INDEX_WIDTH, "rotary_dim": MultipleOf(2, _native.MAX_INDEX_DIM)},
+        version="2",
     )
-    _register("attention.index_select", sparse.index_select, _ATTENTION, _INDEX)
-    _register("attention.mla_selected", sparse.mla_selected, _ATTENTION, _SELECTED)
+    _register("attention.index_select", sparse.index_select, ATTENTION_SIGNATURES, _INDEX, version="2")
+    _register("attention.mla_selected", sparse.mla_selected, ATTENTION_SIGNATURES, _SELECTED, version="2")
     for operation, kernel, traits, version in (
-        ("attention.decode", attention.rounded_decode, _READ, "2"),
-        ("attention.extend", attention.rounded_extend, _READ, "2"),
-        ("attention.mla_decode", latent.rounded_mla_decode, _LATENT_READ, "1"),
-        ("attention.mla_decode_partial", latent.rounded_mla_decode_partial, _LATENT_READ, "1"),
-        ("attention.mla_extend", latent.rounded_mla_extend, _LATENT_READ, "1"),
+        ("attention.decode", attention.rounded_decode, _READ, "3"),
+        ("attention.extend", attention.rounded_extend, _READ, "3"),
+        ("attention.mla_decode", latent.rounded_mla_decode, _LATENT_READ, "2"),
+        ("attention.mla_decode_partial", latent.rounded_mla_decode_partial, _LATENT_READ, "2"),
+        ("attention.mla_extend", latent.rounded_mla_extend, _LATENT_READ, "2"),
     ):
         _register(
             operation,
@@ -279,8 +290,8 @@ def register() -> None:
     _register("activation.clamped_swiglu", elementwise.clamped_swiglu, _ACTIVATION)
     _register("activation.gelu_tanh_and_mul", elementwise.gelu_tanh_and_mul, _ACTIVATION)
     _register("activation.scale_rows", elementwise.scale_rows, _ACTIVATION)
-    _register("attention.write", compressed.write, _ATTENTION, {"entry_dim": Range(1)})
-    _register("attention.compress", compressed.compress, _ATTENTION, _COMPRESSION)
+    _register("attention.write", compressed.write, ATTENTION_SIGNATURES, {"entry_dim": Range(1)}, version="2")
+    _register("attention.compress", compressed.compress, ATTENTION_SIGNATURES, _COMPRESSION, version="2")
     _register("rotary.apply", compressed.rotary, frozenset({ROTARY_SIGNATURE}), _ROTATION)
     _register("attention.apply_sinks", compressed.apply_sinks, _ACTIVATION, {"head_dim": Range(1)})
     for mode in ("begin", "mix", "spread", "collapse"):

@@ -194,6 +194,7 @@ void attend(const Cache& cache, const AttentionTile& tile, int64_t split, const 
         case KvType::kFloat32: return attend_type<Float32>(cache, tile, split, state);
         case KvType::kBFloat16: return attend_type<BFloat16>(cache, tile, split, state);
         case KvType::kFloat16: return attend_type<Float16>(cache, tile, split, state);
+        case KvType::kE4M3: return attend_type<E4M3>(cache, tile, split, state);
     }
 }
 

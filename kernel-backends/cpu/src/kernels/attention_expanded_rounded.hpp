@@ -30,7 +30,7 @@ void turn_expanded(const ExpandedKeys& expanded, uint16_t* rows, uint16_t* turne
     for (int64_t index = 0; index * kKeyTile < expanded.count; ++index) {
         const Pairs pairs = pairs_of(expanded, turned, index);
         const int64_t first = index * kKeyTile;
-        Keys tile;
+        KeyTile<BFloat16> tile;
         tile.begin = expanded.begin + first;
         tile.skipped = 0;
         tile.count = smaller(kKeyTile, expanded.count - first);
@@ -43,8 +43,8 @@ void turn_expanded(const ExpandedKeys& expanded, uint16_t* rows, uint16_t* turne
             tile.keys[j] = key;
             tile.values[j] = value;
         }
-        turn_keys(tile, expanded.key_dim, pairs, nullptr);
-        turn_values(tile, expanded.value_dim, pairs, nullptr);
+        turn_keys<BFloat16>(tile, expanded.key_dim, pairs, nullptr);
+        turn_values<BFloat16>(tile, expanded.value_dim, pairs, nullptr);
     }
 }
 
@@ -53,15 +53,13 @@ void round_query(const float* query, int64_t key_dim, uint16_t* out) { round_row
 void attend_turned(const ExpandedKeys& expanded, uint16_t* turned, const AttentionTile& tile, uint16_t* queries,
                    const AttentionState& state) {
     const int64_t end = smaller(tile.row_limits[tile.rows - 1], expanded.begin + expanded.count);
-    Keys none;
+    KeyTile<BFloat16> none;
     none.count = 0;
-    Ahead nothing(none, tile, true);
+    Ahead<BFloat16> nothing(none, tile, true);
     for (int64_t index = 0; expanded.begin + index * kKeyTile < end; ++index) {
         Pairs pairs = pairs_of(expanded, turned, index);
         pairs.queries = queries;
-        Keys now;
-        now.begin = expanded.begin + index * kKeyTile;
-        attend_pairs(tile, now, pairs, state, nothing);
+        attend_pairs(tile, expanded.begin + index * kKeyTile, pairs, state, nothing);
     }
 }
 

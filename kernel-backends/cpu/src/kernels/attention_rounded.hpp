@@ -1,4 +1,4 @@
-// Paged attention over a bfloat16 cache with queries and weights rounded to bfloat16, sums and softmax in float32.
+// Paged attention over a cache of bfloat16, or of e4m3 that become bfloat16, with queries and weights rounded to bfloat16, sums and softmax in float32.
 //
 // A tile's keys are turned once into pairs of elements with the keys in the lanes, and its values into pairs of keys with the
 // elements in the lanes: a sum is then one lane, that takes its pairs in order, and no lanes are ever added up. As in
@@ -12,7 +12,11 @@ constexpr int64_t kKeyVectors = kKeyTile / kPairs;  // vectors of a tile's keys
 
 #define TOKENSPEED_UNROLLED _Pragma("GCC unroll 8")
 
-using Keys = KeyTile<BFloat16>;
+// Elements of a cache as halves.
+inline Halves halves_at(const uint16_t* p) { return load_halves(p); }
+inline Halves halves_at(const uint8_t* p) { return load_e4m3_halves(p); }
+inline Halves halves_at_first(const uint16_t* p, int64_t count) { return load_halves_first(p, count); }
+inline Halves halves_at_first(const uint8_t* p, int64_t count) { return load_e4m3_halves_first(p, count); }
 
 // A tile of keys and values as pairs, and all its rows' queries.
 struct Pairs {
@@ -25,10 +29,17 @@ struct Pairs {
 
 // The lines of the next tile, asked for one after the other while this one is worked on: all at once they would fill the
 // queue to memory and hold up the work.
+template <class Type>
 class Ahead {
+    using Element = typename Type::Element;
+    static constexpr int64_t kBytes = sizeof(Element);
+
 public:
-    Ahead(const Keys& next, const AttentionTile& tile, bool one_plane)
-        : next_(next), rows_(next.keys), bytes_(2 * tile.key_dim), value_bytes_(one_plane ? 0 : 2 * tile.value_dim) {}
+    Ahead(const KeyTile<Type>& next, const AttentionTile& tile, bool one_plane)
+        : next_(next),
+          rows_(next.keys),
+          bytes_(kBytes * tile.key_dim),
+          value_bytes_(one_plane ? 0 : kBytes * tile.value_dim) {}
 
     void ask() {
         if (row_ >= next_.count) return;
@@ -47,8 +58,8 @@ public:
     }
 
 private:
-    const Keys& next_;
-    const uint16_t* const* rows_;
+    const KeyTile<Type>& next_;
+    const Element* const* rows_;
     int64_t bytes_;
     int64_t value_bytes_;  // of the rows that come behind these
     int64_t row_ = 0;
@@ -70,12 +81,15 @@ Pairs prepare(const AttentionTile& tile) {
 }
 
 // Halves [d, d + kHalves) of one of a tile's rows, zeros where the tile has no such row or the row has no such halves.
-inline Halves halves_of(const Keys& tile, const uint16_t* const* rows, int64_t j, int64_t d, int64_t dim) {
+template <class Type>
+inline Halves halves_of(const KeyTile<Type>& tile, const typename Type::Element* const* rows, int64_t j, int64_t d,
+                        int64_t dim) {
     if (j < tile.skipped || j >= tile.count) return no_halves();
-    return d + kHalves <= dim ? load_halves(rows[j] + d) : load_halves_first(rows[j] + d, dim - d);
+    return d + kHalves <= dim ? halves_at(rows[j] + d) : halves_at_first(rows[j] + d, dim - d);
 }
 
-void turn_keys(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead* ahead) {
+template <class Type>
+void turn_keys(const KeyTile<Type>& tile, int64_t dim, const Pairs& pairs, Ahead<Type>* ahead) {
     for (int64_t key = 0; key < kKeyTile; key += kPairs)
         for (int64_t d = 0; d < dim; d += kHalves) {
             Halves rows[kPairs];
@@ -89,7 +103,8 @@ void turn_keys(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead* ahead) 
         }
 }
 
-void turn_values(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead* ahead) {
+template <class Type>
+void turn_values(const KeyTile<Type>& tile, int64_t dim, const Pairs& pairs, Ahead<Type>* ahead) {
     for (int64_t pair = tile.skipped / 2; 2 * pair < tile.count; ++pair)
         for (int64_t d = 0; d < dim; d += kHalves) {
             Halves low, high;
@@ -103,8 +118,8 @@ void turn_values(const Keys& tile, int64_t dim, const Pairs& pairs, Ahead* ahead
 }
 
 // scores[r, key] of Rows rows and all keys of the tile.
-template <int Rows>
-void score_rows(const uint16_t* queries, const Pairs& pairs, float* scores, Ahead& ahead) {
+template <class Type, int Rows>
+void score_rows(const uint16_t* queries, const Pairs& pairs, float* scores, Ahead<Type>& ahead) {
     Sums sums[Rows][kKeyVectors];
     TOKENSPEED_UNROLLED
     for (int r = 0; r < Rows; ++r)
@@ -126,11 +141,11 @@ void score_rows(const uint16_t* queries, const Pairs& pairs, float* scores, Ahea
         for (int v = 0; v < kKeyVectors; ++v) store(scores + r * kKeyTile + v * kLanes, sums[r][v]);
 }
 
-template <int Rows>
-void score_rows_rest(const uint16_t* queries, int64_t rows, const Pairs& pairs, float* scores, Ahead& ahead) {
+template <class Type, int Rows>
+void score_rows_rest(const uint16_t* queries, int64_t rows, const Pairs& pairs, float* scores, Ahead<Type>& ahead) {
     if constexpr (Rows > 0) {
-        if (rows == Rows) return score_rows<Rows>(queries, pairs, scores, ahead);
-        score_rows_rest<Rows - 1>(queries, rows, pairs, scores, ahead);
+        if (rows == Rows) return score_rows<Type, Rows>(queries, pairs, scores, ahead);
+        score_rows_rest<Type, Rows - 1>(queries, rows, pairs, scores, ahead);
     }
 }
 
@@ -175,16 +190,17 @@ void weigh_pairs_rest(const Run& run, const uint16_t* weights, const float* fact
 
 #undef TOKENSPEED_UNROLLED
 
-void attend_pairs(const AttentionTile& tile, const Keys& now, const Pairs& pairs, const AttentionState& state,
-                  Ahead& ahead) {
+template <class Type>
+void attend_pairs(const AttentionTile& tile, int64_t begin, const Pairs& pairs, const AttentionState& state,
+                  Ahead<Type>& ahead) {
     float scores[kMaxTileRows * kKeyTile];
     float factors[kMaxTileRows];
     uint16_t weights[kMaxTileRows * kKeyTile];
     Run runs[kMaxTileRows];
     for (int64_t r = 0; r < tile.rows; r += kAttentionRows)
-        score_rows_rest<kAttentionRows>(pairs.queries + r * pairs.key_stride, smaller(kAttentionRows, tile.rows - r), pairs,
+        score_rows_rest<Type, kAttentionRows>(pairs.queries + r * pairs.key_stride, smaller(kAttentionRows, tile.rows - r), pairs,
                                         scores + r * kKeyTile, ahead);
-    const int64_t count = soften_rows(tile, now.begin, scores, state, factors, runs);
+    const int64_t count = soften_rows(tile, begin, scores, state, factors, runs);
     for (int64_t i = 0; i < count; ++i)
         for (int64_t j = runs[i].row * kKeyTile; j < (runs[i].row + runs[i].rows) * kKeyTile; j += kHalves)
             round_halves_first(scores + j, weights + j, kHalves);
@@ -198,26 +214,32 @@ void attend_pairs(const AttentionTile& tile, const Keys& now, const Pairs& pairs
             weigh_pairs_rest<kAttentionRows, 1>(runs[i], weights, factors, pairs, state.accumulator, dim, d);
 }
 
-void attend_rounded(const Cache& cache, const AttentionTile& tile, int64_t split, const AttentionState& state) {
+template <class Type>
+void attend_rounded_type(const Cache& cache, const AttentionTile& tile, int64_t split, const AttentionState& state) {
     clear(tile, state);
     const int64_t start = larger(tile.row_starts[0], split * kKeySplit);
     const int64_t end = smaller(tile.row_limits[tile.rows - 1], (split + 1) * kKeySplit);
     if (start >= end) return;
     const Pairs pairs = prepare(tile);
-    Keys tiles[2];
+    KeyTile<Type> tiles[2];
     int64_t begin = start / kKeyTile * kKeyTile;
     find_keys(cache, tile, begin, start, end, tiles[0]);
     for (int now = 0; begin < end; begin += kKeyTile, now = 1 - now) {
-        Keys& next = tiles[1 - now];
+        KeyTile<Type>& next = tiles[1 - now];
         find_keys(cache, tile, begin + kKeyTile, start, end, next);
-        Ahead ahead(next, tile, cache.keys.data == cache.values.data);
+        Ahead<Type> ahead(next, tile, cache.keys.data == cache.values.data);
         // Few rows are scored too soon to ask for everything meanwhile. Turning the keys of many waits for memory itself.
-        Ahead* const early = tile.rows > kAttentionRows ? nullptr : &ahead;
+        Ahead<Type>* const early = tile.rows > kAttentionRows ? nullptr : &ahead;
         turn_keys(tiles[now], tile.key_dim, pairs, early);
         turn_values(tiles[now], tile.value_dim, pairs, early);
-        attend_pairs(tile, tiles[now], pairs, state, ahead);
+        attend_pairs(tile, begin, pairs, state, ahead);
         ahead.ask_rest();
     }
+}
+
+void attend_rounded(const Cache& cache, const AttentionTile& tile, int64_t split, const AttentionState& state) {
+    if (cache.type == KvType::kE4M3) return attend_rounded_type<E4M3>(cache, tile, split, state);
+    attend_rounded_type<BFloat16>(cache, tile, split, state);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ const KernelTable kTable = {
     clamped_swiglu,
     gelu_tanh_and_mul,
     {causal_conv, gated_delta, gated_norm, sigmoid_gate, add_to},
-    index_prologue, index_scores, store_entry,
+    index_prologue, index_scores, store_entry, load_entry,
     nullptr, attend_expanded,
 };
 

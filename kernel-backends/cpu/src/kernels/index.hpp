@@ -46,6 +46,7 @@ void index_prologue(const IndexPrologue& call, int64_t begin, int64_t end) {
         case KvType::kFloat32: return index_prologue_type<Float32>(call, begin, end);
         case KvType::kBFloat16: return index_prologue_type<BFloat16>(call, begin, end);
         case KvType::kFloat16: return index_prologue_type<Float16>(call, begin, end);
+        case KvType::kE4M3: return index_prologue_type<E4M3>(call, begin, end);
     }
 }
 
@@ -83,6 +84,25 @@ void store_entry(KvType type, const float* source, uint8_t* target, int64_t dim)
         case KvType::kFloat32: return write_head<Float32>(plane, 0, 0, 0, source, dim);
         case KvType::kBFloat16: return write_head<BFloat16>(plane, 0, 0, 0, source, dim);
         case KvType::kFloat16: return write_head<Float16>(plane, 0, 0, 0, source, dim);
+        case KvType::kE4M3: return write_head<E4M3>(plane, 0, 0, 0, source, dim);
+    }
+}
+
+template <class Type>
+void load_entry_type(const uint8_t* source, float* target, int64_t dim) {
+    const auto* elements = (const typename Type::Element*)source;
+    for (int64_t i = 0; i < dim; i += kLanes) {
+        const int64_t count = smaller(kLanes, dim - i);
+        store_first(target + i, Type::load_first(elements + i, count), count);
+    }
+}
+
+void load_entry(KvType type, const uint8_t* source, float* target, int64_t dim) {
+    switch (type) {
+        case KvType::kFloat32: return load_entry_type<Float32>(source, target, dim);
+        case KvType::kBFloat16: return load_entry_type<BFloat16>(source, target, dim);
+        case KvType::kFloat16: return load_entry_type<Float16>(source, target, dim);
+        case KvType::kE4M3: return load_entry_type<E4M3>(source, target, dim);
     }
 }
 
@@ -91,6 +111,7 @@ void index_scores(const Cache& cache, const IndexQuery& query, int64_t begin, in
         case KvType::kFloat32: return index_scores_type<Float32>(cache, query, begin, end, scores);
         case KvType::kBFloat16: return index_scores_type<BFloat16>(cache, query, begin, end, scores);
         case KvType::kFloat16: return index_scores_type<Float16>(cache, query, begin, end, scores);
+        case KvType::kE4M3: return index_scores_type<E4M3>(cache, query, begin, end, scores);
     }
 }
 

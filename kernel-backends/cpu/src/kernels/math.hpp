@@ -67,6 +67,12 @@ struct Float16 {
     static Vec load_first(const Element* p, int64_t count) { return load_float16_first(p, count); }
     static void store_first(Element* p, Vec v, int64_t count) { store_float16_first(p, v, count); }
 };
+struct E4M3 {
+    using Element = uint8_t;
+    static Vec load(const Element* p) { return load_e4m3(p); }
+    static Vec load_first(const Element* p, int64_t count) { return load_e4m3_first(p, count); }
+    static void store_first(Element* p, Vec v, int64_t count) { store_e4m3_first(p, v, count); }
+};
 
 }  // namespace
 }  // namespace tokenspeed::TOKENSPEED_ISA

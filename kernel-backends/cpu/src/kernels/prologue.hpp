@@ -61,6 +61,7 @@ void prologue(const Prologue& call, int64_t begin, int64_t end) {
         case KvType::kFloat32: return prologue_type<Float32>(call, begin, end);
         case KvType::kBFloat16: return prologue_type<BFloat16>(call, begin, end);
         case KvType::kFloat16: return prologue_type<Float16>(call, begin, end);
+        case KvType::kE4M3: return prologue_type<E4M3>(call, begin, end);
     }
 }
 
@@ -89,6 +90,7 @@ void latent_prologue(const LatentPrologue& call, int64_t begin, int64_t end) {
         case KvType::kFloat32: return latent_prologue_type<Float32>(call, begin, end);
         case KvType::kBFloat16: return latent_prologue_type<BFloat16>(call, begin, end);
         case KvType::kFloat16: return latent_prologue_type<Float16>(call, begin, end);
+        case KvType::kE4M3: return latent_prologue_type<E4M3>(call, begin, end);
     }
 }
 

@@ -82,6 +82,40 @@ inline void store_float16_first(uint16_t* p, Vec v, int64_t count) {
     store_halves(p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), count);
 }
 
+// As avx512.hpp has it; what is no number gets the exponent of a half that is none.
+inline Vec widen_e4m3(__m128i bytes) {
+    const __m128i magnitude = _mm_set1_epi16(0x7f), wide = _mm_cvtepi8_epi16(bytes);
+    const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(wide, magnitude), magnitude);
+    const __m128i moved = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff));
+    const __m128i halves = _mm_or_si128(moved, _mm_and_si128(none, _mm_set1_epi16(0x7e00)));
+    return mul(_mm256_cvtph_ps(halves), set(256.0f));
+}
+inline Vec load_e4m3(const uint8_t* p) { return widen_e4m3(_mm_loadl_epi64((const __m128i*)p)); }
+inline Vec load_e4m3_first(const uint8_t* p, int64_t count) {
+    if (count == kLanes) return load_e4m3(p);
+    uint64_t lanes = 0;
+    memcpy(&lanes, p, (size_t)count);
+    return widen_e4m3(_mm_cvtsi64_si128((long long)lanes));
+}
+// As avx512.hpp has it.
+inline void store_e4m3_first(uint8_t* p, Vec v, int64_t count) {
+    const __m256i bits = _mm256_castps_si256(v), positive = _mm256_set1_epi32(0x7fffffff);
+    const __m256i capped = _mm256_min_epi32(_mm256_and_si256(bits, positive), _mm256_set1_epi32(0x43e00000));
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(capped, 20), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(capped, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7ffff)));
+    const __m256i normal = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
+    const Vec aligned = add(_mm256_castsi256_ps(capped), set(16384.0f));
+    const __m256i small = _mm256_sub_epi32(_mm256_castps_si256(aligned), _mm256_set1_epi32(0x46800000));
+    const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x3c800000), capped);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+    __m256i codes = _mm256_blendv_epi8(normal, small, is_small);
+    codes = _mm256_blendv_epi8(codes, _mm256_set1_epi32(0x7f), is_nan);
+    codes = _mm256_or_si256(codes, _mm256_srli_epi32(_mm256_andnot_si256(positive, bits), 24));
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(codes), _mm256_extracti128_si256(codes, 1));
+    const long long lanes = _mm_cvtsi128_si64(_mm_packus_epi16(words, words));
+    memcpy(p, &lanes, (size_t)count);
+}
+
 inline float sum(Vec v) {
     __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));

@@ -78,6 +78,36 @@ inline void store_float16_first(uint16_t* p, Vec v, int64_t count) {
     _mm256_mask_storeu_epi16(p, first(count), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+// Sign, exponent and significand of an e4m3 move to where a half has them, which divides the value by 2^8.
+inline Vec widen_e4m3(__m128i bytes) {
+    const __m128i ones = _mm_set1_epi8((char)0xff);
+    const __mmask16 none = _mm_cmpeq_epi8_mask(_mm_or_si128(bytes, _mm_set1_epi8((char)0x80)), ones);
+    const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    const __m256i halves = _mm256_and_si256(moved, _mm256_set1_epi16((short)0xbfff));
+    return _mm512_mask_mov_ps(mul(_mm512_cvtph_ps(halves), set(256.0f)), none, set(__builtin_nanf("")));
+}
+inline Vec load_e4m3(const uint8_t* p) { return widen_e4m3(_mm_loadu_si128((const __m128i*)p)); }
+inline Vec load_e4m3_first(const uint8_t* p, int64_t count) {
+    return widen_e4m3(_mm_maskz_loadu_epi8(first(count), p));
+}
+
+// To nearest even; ±448 for what lies beyond it, a NaN stays one.
+inline void store_e4m3_first(uint8_t* p, Vec v, int64_t count) {
+    const __m512i bits = _mm512_castps_si512(v), size = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    const __m512i capped = _mm512_min_epi32(size, _mm512_set1_epi32(0x43e00000));  // 448
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(capped, 20), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(capped, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7ffff)));
+    const __m512i normal = _mm512_sub_epi32(_mm512_srli_epi32(rounded, 20), _mm512_set1_epi32(120 << 3));
+    // Below 2^-6 the step is 2^-9, which is that of floats from 2^14 on.
+    const Vec aligned = add(_mm512_castsi512_ps(capped), set(16384.0f));
+    const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(aligned), _mm512_set1_epi32(0x46800000));
+    const __mmask16 is_small = _mm512_cmplt_epi32_mask(capped, _mm512_set1_epi32(0x3c800000));
+    __m512i codes = _mm512_mask_mov_epi32(normal, is_small, small);
+    codes = _mm512_mask_mov_epi32(codes, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), _mm512_set1_epi32(0x7f));
+    codes = _mm512_or_si512(codes, _mm512_srli_epi32(_mm512_andnot_si512(_mm512_set1_epi32(0x7fffffff), bits), 24));
+    _mm_mask_storeu_epi8(p, first(count), _mm512_cvtepi32_epi8(codes));
+}
+
 inline float sum(Vec v) { return _mm512_reduce_add_ps(v); }
 inline float maximum(Vec v) { return _mm512_reduce_max_ps(v); }
 

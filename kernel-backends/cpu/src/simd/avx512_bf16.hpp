@@ -26,6 +26,24 @@ inline Halves load_halves_first(const uint16_t* p, int64_t count) {
     return _mm512_maskz_loadu_epi16((__mmask32)((1ull << count) - 1), p);
 }
 
+// 32 e4m3, exactly: exponent and significand move to where a half has them and get its bias. Numbers below the normal ones,
+// which have no exponent to move, come from a table, and what is no number stays none.
+inline Halves widen_e4m3_halves(__m256i bytes) {
+    alignas(64) static const uint16_t kSmall[32] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
+    const __m512i wide = _mm512_cvtepi8_epi16(bytes), moved = _mm512_slli_epi16(wide, 4);
+    __m512i size = _mm512_and_si512(moved, _mm512_set1_epi16(0x7f0));
+    const __mmask32 none = _mm512_cmpeq_epi16_mask(size, _mm512_set1_epi16(0x7f0));
+    size = _mm512_add_epi16(size, _mm512_set1_epi16(120 << 7));
+    const __mmask32 small = _mm512_testn_epi16_mask(wide, _mm512_set1_epi16(0x78));
+    size = _mm512_mask_permutexvar_epi16(size, small, wide, _mm512_load_si512(kSmall));
+    size = _mm512_mask_mov_epi16(size, none, _mm512_set1_epi16(0x7fc0));
+    return _mm512_or_si512(size, _mm512_and_si512(moved, _mm512_set1_epi16((short)0x8000)));
+}
+inline Halves load_e4m3_halves(const uint8_t* p) { return widen_e4m3_halves(_mm256_loadu_si256((const __m256i*)p)); }
+inline Halves load_e4m3_halves_first(const uint8_t* p, int64_t count) {
+    return widen_e4m3_halves(_mm256_maskz_loadu_epi8((__mmask32)((1ull << count) - 1), p));
+}
+
 // Rounds up to 32 floats to nearest even; zeros behind the first `count`. Subnormals become zero, a NaN stays one.
 inline void round_halves_first(const float* from, uint16_t* to, int64_t count) {
     const uint32_t lanes = (uint32_t)((1ull << count) - 1);

@@ -126,6 +126,41 @@ inline void store_float16_first(uint16_t* p, Vec v, int64_t count) {
     for (int64_t i = 0; i < count; ++i) p[i] = narrow_float16(v[i]);
 }
 
+// Exponent and significand move to where a float has them, which divides the value by 2^120.
+inline float e4m3_to_float(uint8_t e4m3) {
+    uint32_t bits = (uint32_t)(e4m3 & 0x7f) << 20 | (uint32_t)(e4m3 & 0x80) << 24;
+    float value;
+    memcpy(&value, &bits, 4);
+    return (e4m3 & 0x7f) == 0x7f ? __builtin_nanf("") : value * 0x1p120f;
+}
+inline Vec load_e4m3_first(const uint8_t* p, int64_t count) {
+    Vec v{};
+    for (int64_t i = 0; i < count; ++i) v[i] = e4m3_to_float(p[i]);
+    return v;
+}
+inline Vec load_e4m3(const uint8_t* p) { return load_e4m3_first(p, kLanes); }
+// To nearest even; ±448 for what lies beyond it, a NaN stays one.
+inline uint8_t narrow_e4m3(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    const uint32_t sign = (bits >> 24) & 0x80u;
+    uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return (uint8_t)(sign | 0x7fu);
+    if (magnitude > 0x43e00000u) magnitude = 0x43e00000u;
+    if (magnitude < 0x3c800000u) {  // subnormal: the step is that of floats from 2^14 on
+        float aligned;
+        memcpy(&aligned, &magnitude, 4);
+        aligned += 16384.0f;
+        memcpy(&magnitude, &aligned, 4);
+        return (uint8_t)(sign | (magnitude - 0x46800000u));
+    }
+    magnitude += 0x7ffffu + ((magnitude >> 20) & 1u);
+    return (uint8_t)(sign | ((magnitude >> 20) - (120u << 3)));
+}
+inline void store_e4m3_first(uint8_t* p, Vec v, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) p[i] = narrow_e4m3(v[i]);
+}
+
 inline float sum(Vec v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 inline float maximum(Vec v) {
     float best = v[0];
@@ -180,13 +215,6 @@ inline void scaled_e2m1(const uint8_t* nibbles, const float* scales, Vec* w) {
         w[i / 8][i % 8] = table[nibbles[i] & 15] * scales[0];
         w[2 + i / 8][i % 8] = table[nibbles[i] >> 4] * scales[1];
     }
-}
-// Exponent and significand move to where a float has them, which divides the value by 2^120.
-inline float e4m3_to_float(uint8_t e4m3) {
-    uint32_t bits = (uint32_t)(e4m3 & 0x7f) << 20 | (uint32_t)(e4m3 & 0x80) << 24;
-    float value;
-    memcpy(&value, &bits, 4);
-    return (e4m3 & 0x7f) == 0x7f ? __builtin_nanf("") : value * 0x1p120f;
 }
 // 32 e4m3 times a scale.
 inline void scaled_e4m3(const uint8_t* bytes, float scale, Vec* w) {
