@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tokenspeed_kernel.accelerators import runtime_of
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_kernel.registry import KernelFunction
 
@@ -19,8 +20,13 @@ _DEVICES = {"nvidia": "cuda", "amd": "cuda", "npu": "npu"}
 
 
 def device_of(platform: PlatformInfo) -> torch.device:
-    """Where kernels of the platform find their tensors."""
-    return torch.device(_DEVICES.get(platform.vendor, "cpu"))
+    """Where kernels of the platform find their tensors.
+
+    The host's memory where this machine has no device of the vendor: the platform is then an overridden one, whose
+    kernels an interpreter computes, or a stand-in.
+    """
+    kind = _DEVICES.get(platform.vendor)
+    return torch.device("cpu" if kind is None or runtime_of(kind) is None else kind)
 
 
 def values_on(device: torch.device, values: Mapping[str, Any]) -> dict[str, Any]:
