@@ -72,7 +72,7 @@ def facts(variant: Variant) -> tuple[int, int, int, int]:
     if variant.kernel == "prefill" and variant.architecture != HOPPER:
         return blackwell_prefill.THREADS, blackwell_prefill.SHARED_BYTES, blackwell_steps.TENSOR_COLUMNS, 168
     if variant.kernel == "prefill":
-        return hopper_prefill_steps.THREADS, hopper_prefill_steps.SHARED_BYTES, 0, 168
+        return hopper_steps.THREADS, hopper_prefill_steps.SHARED_BYTES, 0, 168
     if variant.architecture == HOPPER:
         return hopper_steps.THREADS, hopper_steps.SHARED_BYTES, 0, 168
     module = blackwell_pair if variant.tile_rows == PAIR_ROWS else blackwell

@@ -13,6 +13,9 @@ from typing import Any
 LATENT = 512
 """Elements of the latent: the values, and the first part of a key."""
 
+HALF_LATENT = LATENT // 2
+"""Columns of one product of weights and values."""
+
 ROTARY = 64
 """Elements of the rotated part of a key."""
 

@@ -114,14 +114,14 @@ def merge_variant(architecture: str, output: torch.dtype) -> Variant:
 def compile_decode(
     architecture: str, element: torch.dtype, output: torch.dtype, page_size: int, tile_rows: int = TILE_ROWS
 ) -> Any:
-    """The compiled decode, called as HopperDecode.__call__ (kernels/hopper.py) without ``self``, on Blackwell too.
+    """The compiled decode, called as DecodeLaunch.__call__ (kernels/decode_launch.py) without ``self``.
     Raises CompileError, and what decode_variant does."""
     return _get(decode_variant(architecture, element, output, page_size, tile_rows))
 
 
 def compile_prefill(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Any:
-    """The compiled prefill, called as HopperPrefill.__call__ (kernels/hopper_prefill.py) without ``self``, on
-    Blackwell too. Raises CompileError, and what prefill_variant does."""
+    """The compiled prefill, called as PrefillLaunch.__call__ (kernels/prefill_launch.py) without ``self``.
+    Raises CompileError, and what prefill_variant does."""
     return _get(prefill_variant(architecture, element, output, causal))
 
 

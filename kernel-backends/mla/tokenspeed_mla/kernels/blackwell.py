@@ -18,35 +18,42 @@ of the sums lies in the other 16 lanes of the same columns, so thread l of a war
 everything.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.cute.nvgpu.tcgen05 import SmemLayoutAtomKind, make_smem_layout_atom
 from cutlass.memory import SmemAllocator
-from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
 
-from tokenspeed_mla.addressing import LATENT, TILE_KEYS, TILE_ROWS, WIDTH, ceil_div, page_of, split_keys, visible_keys
-from tokenspeed_mla.kernels.blackwell_steps import (
-    COLUMNS,
+from tokenspeed_mla.addressing import (
     HALF_LATENT,
+    LATENT,
+    TILE_KEYS,
+    TILE_ROWS,
+    WIDTH,
+    ceil_div,
+    split_keys,
+    visible_keys,
+)
+from tokenspeed_mla.kernels.blackwell_steps import (
     LANE,
     LOADING_WARP,
     LOG2_E,
     PRODUCT_WARP,
     SCORE_COLUMNS,
+    SOFTMAX_THREADS,
     SOFTMAX_WARPS,
     TENSOR_COLUMNS,
-    WORDS,
     clear,
     correct,
     fetch,
     finish,
     multiply,
+    product_of,
     weigh,
 )
-from tokenspeed_mla.kernels.operands import cache_entries, group_outputs, group_queries, group_sums
+from tokenspeed_mla.kernels.decode_launch import OneBlockLaunch
+from tokenspeed_mla.kernels.operands import words_of
 
 STAGES = 2
 THREADS = 32 * (LOADING_WARP + 1)
@@ -55,94 +62,18 @@ SHARED_BYTES = 2 * WIDTH * (TILE_ROWS + STAGES * TILE_KEYS) + 2 * TILE_ROWS * TI
 """Of a block: queries, stages, weights, barriers, where the tensor memory begins."""
 
 
-class BlackwellDecode:
-    """One compiled variant: element type of queries and cache, type of the output, tokens of a page."""
+class BlackwellDecode(OneBlockLaunch):
+    """One compiled variant (DecodeLaunch)."""
 
-    def __init__(self, element: type[cutlass.Numeric], output: type[cutlass.Numeric], page_size: int) -> None:
-        self.element = element
-        self.output = output
-        self.page_size = page_size
-        self.box_keys = min(page_size, TILE_KEYS)
+    threads = THREADS
+    stages = STAGES
+    score_keys = TILE_KEYS
 
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Pointer,
-        cache: cute.Pointer,
-        page_table: cute.Pointer,
-        seq_lens: cute.Pointer,
-        out: cute.Pointer,
-        lse: cute.Pointer,
-        batch: Int32,
-        groups: Int32,
-        fold: Int32,
-        heads: Int32,
-        splits: Int32,
-        pages: Int32,
-        block_stride: Int64,
-        token_stride: Int64,
-        table_stride: Int64,
-        out_group_stride: Int64,
-        out_split_stride: Int64,
-        lse_group_stride: Int64,
-        lse_split_stride: Int64,
-        scale: Float32,
-        stream: cuda.CUstream,
-    ) -> None:
-        """Launches the kernel; decode.py says what each argument is. Strides are in elements."""
-        rows, all_groups = fold * heads, batch * groups
-        queries = group_queries(q, rows, all_groups)
-        entries = cache_entries(cache, self.page_size, pages, block_stride, token_stride)
-        outputs = group_outputs(out, rows, all_groups, splits, out_group_stride, out_split_stride)
-        sums = group_sums(lse, rows, all_groups, splits, lse_group_stride, lse_split_stride)
-        tables = cute.make_tensor(page_table, cute.make_layout((batch, pages), stride=(table_stride, 1)))
-        lengths = cute.make_tensor(seq_lens, cute.make_layout(batch))
-
-        swizzled = make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        q_atom, q_tma = cpasync.make_tiled_tma_atom(
-            load, queries, cute.tile_to_shape(swizzled, (TILE_ROWS, COLUMNS), order=(0, 1)), (TILE_ROWS, COLUMNS)
-        )
-        kv_atom, kv_tma = cpasync.make_tiled_tma_atom(
-            load,
-            entries,
-            cute.tile_to_shape(swizzled, (self.box_keys, COLUMNS), order=(0, 1)),
-            (self.box_keys, COLUMNS),
-        )
-        kernel = self._kernel(
-            q_atom,
-            q_tma,
-            kv_atom,
-            kv_tma,
-            tables,
-            lengths,
-            outputs,
-            sums,
-            cute.tile_to_shape(swizzled, (TILE_ROWS, WIDTH), order=(0, 1)),
-            cute.tile_to_shape(swizzled, (TILE_KEYS, WIDTH, STAGES), order=(0, 1, 2)),
-            cute.tile_to_shape(swizzled, (TILE_ROWS, TILE_KEYS), order=(0, 1)),
-            self._product(OperandMajorMode.K, TILE_KEYS),
-            self._product(OperandMajorMode.MN, HALF_LATENT),
-            groups,
-            fold,
-            heads,
-            splits,
-            scale,
-        )
-        grid = (ceil_div(rows, TILE_ROWS), all_groups, splits)
-        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1, use_pdl=True)
+    def _swizzle(self) -> cute.ComposedLayout:
+        return make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
 
     def _product(self, major: OperandMajorMode, columns: int) -> cute.TiledMma:
-        """64 rows by ``columns``, 16 deep, sums in float32."""
-        return make_trivial_tiled_mma(
-            self.element,
-            self.element,
-            OperandMajorMode.K,
-            major,
-            Float32,
-            tcgen05.CtaGroup.ONE,
-            (TILE_ROWS, columns),
-        )
+        return product_of(self.element, major, tcgen05.CtaGroup.ONE, (TILE_ROWS, columns))
 
     @cute.kernel
     def _kernel(
@@ -232,60 +163,6 @@ class BlackwellDecode:
             cute.arch.dealloc_tmem(tensor, TENSOR_COLUMNS)
 
     @cute.jit
-    def _load_queries(
-        self, atom: cute.CopyAtom, q: cute.Tensor, s_q: cute.Tensor, barrier: cute.Pointer, tile: Int32
-    ) -> None:
-        """The block's rows of its group, by one thread of the loading warp."""
-        source = cute.group_modes(cute.local_tile(q, (TILE_ROWS, COLUMNS), (tile, None)), 0, 2)
-        target = cute.group_modes(cute.local_tile(s_q, (TILE_ROWS, COLUMNS), (0, None)), 0, 2)
-        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, TILE_ROWS * WIDTH * self.element.width // 8)
-        for column in cutlass.range_constexpr(WIDTH // COLUMNS):
-            cute.copy(atom, source[None, column], target[None, column], tma_bar_ptr=barrier)
-
-    @cute.jit
-    def _load_keys(
-        self,
-        atom: cute.CopyAtom,
-        entries: cute.Tensor,
-        tables: cute.Tensor,
-        s_kv: cute.Tensor,
-        barriers: cute.Pointer,
-        request: Int32,
-        first: Int32,
-        stop: Int32,
-        steps: Int32,
-    ) -> None:
-        """All steps' keys, each into a stage that is free. Keys from ``stop`` on come from the null page."""
-        shape = (self.box_keys, COLUMNS)
-        source = cute.group_modes(cute.local_tile(entries, shape, (None, None, None)), 0, 2)
-        target = cute.group_modes(cute.local_tile(s_kv, shape, (None, None, None)), 0, 2)
-        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
-        stage, phase = Int32(0), Int32(1)
-        for step in cutlass.range(steps, unroll=1):
-            cute.arch.mbarrier_wait(barriers + STAGES + stage, phase)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(barriers + stage, TILE_KEYS * WIDTH * self.element.width // 8)
-            for part in cutlass.range_constexpr(TILE_KEYS // self.box_keys):
-                position = first + step * TILE_KEYS + part * self.box_keys
-                index, box = page_of(position, self.page_size, self.box_keys)
-                page = Int32(0)
-                if position < stop:
-                    page = tables[request, index]
-                for column in cutlass.range_constexpr(WIDTH // COLUMNS):
-                    cute.copy(
-                        atom,
-                        source[None, box, column, page],
-                        target[None, part, column, stage],
-                        tma_bar_ptr=barriers + stage,
-                    )
-            stage += 1
-            if stage == STAGES:
-                stage = Int32(0)
-                phase ^= 1
-
-    @cute.jit
     def _multiply(
         self,
         s_q: cute.Tensor,
@@ -356,13 +233,7 @@ class BlackwellDecode:
         score_layout = cute.make_layout(((16, 4), TILE_KEYS), stride=(lanes, 1))
         sum_layout = cute.make_layout(((16, 4), (HALF_LATENT, 2)), stride=(lanes, (1, 16 * LANE)))
         sums = cute.make_tensor(tensor, sum_layout)
-        words = cute.make_tensor(
-            cute.recast_ptr(s_kv.iterator, cute.make_swizzle(0, 4, 3), dtype=Int64),
-            cute.make_layout(
-                (WORDS, TILE_KEYS, LATENT // COLUMNS, STAGES),
-                stride=(1, WORDS, WORDS * TILE_KEYS, WORDS * TILE_KEYS * (WIDTH // COLUMNS)),
-            ),
-        )
+        words = words_of(s_kv, TILE_KEYS, WIDTH, STAGES)
         base, total = -Float32.inf, Float32(0.0)
         for step in cutlass.range(steps, unroll=1):
             stage, phase = step % STAGES, step // STAGES % 2
@@ -384,7 +255,7 @@ class BlackwellDecode:
             rounded.store(weights.to(self.element))
             cute.autovec_copy(rounded, weights_to)
             if (step + 1) * TILE_KEYS > keys:
-                clear(words[None, None, None, stage], keys - step * TILE_KEYS, thread)
+                clear(words[None, None, None, stage], LATENT, keys - step * TILE_KEYS, thread, SOFTMAX_THREADS)
             # What was written above is read by the tensor core, which goes another way to shared memory.
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_warp()

@@ -30,9 +30,17 @@ from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.cute.nvgpu.tcgen05 import SmemLayoutAtomKind, make_smem_layout_atom
 from cutlass.memory import SmemAllocator
-from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
 
-from tokenspeed_mla.addressing import LATENT, PAIR_KEYS, PAIR_ROWS, WIDTH, ceil_div, split_keys, visible_keys
+from tokenspeed_mla.addressing import (
+    HALF_LATENT,
+    LATENT,
+    PAIR_KEYS,
+    PAIR_ROWS,
+    WIDTH,
+    ceil_div,
+    split_keys,
+    visible_keys,
+)
 from tokenspeed_mla.kernels.blackwell_pair_loads import (
     BLOCK_KEYS,
     BLOCK_ROWS,
@@ -49,8 +57,6 @@ from tokenspeed_mla.kernels.blackwell_pair_loads import (
     load_values,
 )
 from tokenspeed_mla.kernels.blackwell_steps import (
-    COLUMNS,
-    HALF_LATENT,
     LANE,
     LOADING_WARP,
     LOG2_E,
@@ -59,16 +65,17 @@ from tokenspeed_mla.kernels.blackwell_steps import (
     SOFTMAX_THREADS,
     SOFTMAX_WARPS,
     TENSOR_COLUMNS,
-    WORDS,
     clear,
     correct,
     fetch,
     finish,
     multiply,
     operand,
+    product_of,
     weigh,
 )
-from tokenspeed_mla.kernels.operands import cache_entries, group_outputs, group_queries, group_sums
+from tokenspeed_mla.kernels.decode_launch import DecodeLaunch
+from tokenspeed_mla.kernels.operands import tiled_load, words_of
 
 VALUE_WARP = LOADING_WARP + 1
 THREADS = 32 * (VALUE_WARP + 1)
@@ -90,100 +97,44 @@ BOTH = 0b11
 """Blocks, as a mask."""
 
 
-class BlackwellPairDecode:
-    """One compiled variant: element type of queries and cache, type of the output, tokens of a page."""
+class BlackwellPairDecode(DecodeLaunch):
+    """One compiled variant (DecodeLaunch)."""
 
-    def __init__(self, element: type[cutlass.Numeric], output: type[cutlass.Numeric], page_size: int) -> None:
-        self.element = element
-        self.output = output
-        self.page_size = page_size
-        self.box_keys = min(page_size, BLOCK_KEYS)
+    block_keys = BLOCK_KEYS
 
-    @cute.jit
-    def __call__(
+    def _launch(
         self,
-        q: cute.Pointer,
-        cache: cute.Pointer,
-        page_table: cute.Pointer,
-        seq_lens: cute.Pointer,
-        out: cute.Pointer,
-        lse: cute.Pointer,
-        batch: Int32,
-        groups: Int32,
-        fold: Int32,
-        heads: Int32,
-        splits: Int32,
-        pages: Int32,
-        block_stride: Int64,
-        token_stride: Int64,
-        table_stride: Int64,
-        out_group_stride: Int64,
-        out_split_stride: Int64,
-        lse_group_stride: Int64,
-        lse_split_stride: Int64,
-        scale: Float32,
+        queries: cute.Tensor,
+        entries: cute.Tensor,
+        memory: tuple[cute.Tensor, ...],
+        numbers: tuple[Int32 | Float32, ...],
+        rows: Int32,
+        others: tuple[Int32, Int32],
         stream: cuda.CUstream,
     ) -> None:
-        """Launches the kernel; decode.py says what each argument is. Strides are in elements."""
-        rows, all_groups = fold * heads, batch * groups
-        queries = group_queries(q, rows, all_groups)
-        entries = cache_entries(cache, self.page_size, pages, block_stride, token_stride)
-        outputs = group_outputs(out, rows, all_groups, splits, out_group_stride, out_split_stride)
-        sums = group_sums(lse, rows, all_groups, splits, lse_group_stride, lse_split_stride)
-        tables = cute.make_tensor(page_table, cute.make_layout((batch, pages), stride=(table_stride, 1)))
-        lengths = cute.make_tensor(seq_lens, cute.make_layout(batch))
-
         swizzled = make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
         alone = cpasync.CopyBulkTensorTileG2SOp()
         paired = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.TWO)
-        loads = []
-        for load, tensor, count in (
-            (paired, queries, BLOCK_ROWS),
-            (paired, entries, self.box_keys),
-            (alone, entries, self.box_keys),
-        ):
-            box = cute.tile_to_shape(swizzled, (count, COLUMNS), order=(0, 1))
-            loads.append(cpasync.make_tiled_tma_atom(load, tensor, box, (count, COLUMNS)))
         kernel = self._kernel(
-            *loads[0],
-            *loads[1],
-            *loads[2],
-            tables,
-            lengths,
-            outputs,
-            sums,
+            *tiled_load(paired, queries, swizzled, BLOCK_ROWS),
+            *tiled_load(paired, entries, swizzled, self.box_keys),
+            *tiled_load(alone, entries, swizzled, self.box_keys),
+            *memory,
             cute.tile_to_shape(swizzled, (BLOCK_ROWS, WIDTH), order=(0, 1)),
             cute.tile_to_shape(swizzled, (BLOCK_KEYS, WIDTH), order=(0, 1)),
             cute.tile_to_shape(swizzled, (PAIR_KEYS, HALF_LATENT), order=(0, 1)),
             cute.tile_to_shape(swizzled, (BLOCK_ROWS, PAIR_KEYS), order=(0, 1)),
-            self._product(OperandMajorMode.K, PAIR_KEYS),
-            self._product(OperandMajorMode.MN, HALF_LATENT),
-            groups,
-            fold,
-            heads,
-            splits,
-            scale,
+            product_of(self.element, OperandMajorMode.K, tcgen05.CtaGroup.TWO, (PAIR_ROWS, PAIR_KEYS)),
+            product_of(self.element, OperandMajorMode.MN, tcgen05.CtaGroup.TWO, (PAIR_ROWS, HALF_LATENT)),
+            *numbers,
         )
-        grid = (BLOCKS * ceil_div(rows, PAIR_ROWS), all_groups, splits)
         kernel.launch(
-            grid=grid,
+            grid=(BLOCKS * ceil_div(rows, PAIR_ROWS), *others),
             block=(THREADS, 1, 1),
             cluster=(BLOCKS, 1, 1),
             stream=stream,
             min_blocks_per_mp=1,
             use_pdl=True,
-        )
-
-    def _product(self, major: OperandMajorMode, columns: int) -> cute.TiledMma:
-        """128 rows by ``columns``, 16 deep, sums in float32."""
-        return make_trivial_tiled_mma(
-            self.element,
-            self.element,
-            OperandMajorMode.K,
-            major,
-            Float32,
-            tcgen05.CtaGroup.TWO,
-            (PAIR_ROWS, columns),
         )
 
     @cute.kernel
@@ -372,10 +323,7 @@ class BlackwellPairDecode:
         columns = HALF_LATENT // 2
         sum_layout = cute.make_layout((BLOCK_ROWS, (columns, 2, 2)), stride=(LANE, (1, BLOCK_ROWS * LANE, columns)))
         sums = cute.make_tensor(tensor, sum_layout)
-        words = cute.make_tensor(
-            cute.recast_ptr(s_values.iterator, cute.make_swizzle(0, 4, 3), dtype=Int64),
-            cute.make_layout((WORDS, PAIR_KEYS, HALF_LATENT // COLUMNS), stride=(1, WORDS, WORDS * PAIR_KEYS)),
-        )
+        words = words_of(s_values, PAIR_KEYS, HALF_LATENT, 1)
         base, total = -Float32.inf, Float32(0.0)
         for step in cutlass.range(steps, unroll=1):
             cute.arch.mbarrier_wait(barriers + SCORED + step % 2, step // 2 % 2)
@@ -397,7 +345,7 @@ class BlackwellPairDecode:
             cute.autovec_copy(rounded, weights_to)
             cute.arch.mbarrier_wait(barriers + VALUES, step % 2)
             if (step + 1) * PAIR_KEYS > keys:
-                clear(words, keys - step * PAIR_KEYS, thread)
+                clear(words[None, None, None, 0], HALF_LATENT, keys - step * PAIR_KEYS, thread, SOFTMAX_THREADS)
             # What was written above is read by the tensor core, which goes another way to shared memory.
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_warp()

@@ -5,8 +5,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from tokenspeed_mla.addressing import PAIR_KEYS, PAIR_ROWS, WIDTH, page_of
-from tokenspeed_mla.kernels.blackwell_steps import COLUMNS, HALF_LATENT
+from tokenspeed_mla.addressing import HALF_LATENT, PAIR_KEYS, PAIR_ROWS, WIDTH, page_of
+from tokenspeed_mla.kernels.operands import COLUMNS
 
 BLOCKS = 2
 BLOCK_ROWS = PAIR_ROWS // BLOCKS

@@ -16,34 +16,32 @@ Rows lie one behind the other, so a step's last keys may be another row's, or ho
 are 0, and their values are zeroed in the stage. Dependent launch: as hopper_prefill.py.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.cute.nvgpu.tcgen05 import SmemLayoutAtomKind, make_smem_layout_atom
 from cutlass.memory import SmemAllocator
-from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
 
 from tokenspeed_mla.addressing import DOUBLE_KEYS, DOUBLE_QUERIES, EXPANDED, VALUE, visible_keys
 from tokenspeed_mla.kernels.blackwell_steps import (
-    COLUMNS,
     LANE,
     LOG2_E,
     SCORE_COLUMNS,
     SOFTMAX_THREADS,
     SOFTMAX_WARPS,
     TENSOR_COLUMNS,
-    WORDS,
     clear,
     correct,
     fetch,
     finish,
     multiply,
     operand,
+    product_of,
     weigh,
 )
-from tokenspeed_mla.kernels.operands import head_rows, prefill_extent
+from tokenspeed_mla.kernels.operands import prefill_extent, words_of
+from tokenspeed_mla.kernels.prefill_launch import PrefillLaunch
 
 STAGES = 2
 TILES = 2
@@ -73,90 +71,28 @@ TAIL = 1
 """The named barrier of both softmaxes, for a row's last keys; 0 is that of the whole block."""
 
 
-class BlackwellPrefill:
-    """One compiled variant: element type of queries, keys and values, type of the output, whether causal."""
+class BlackwellPrefill(PrefillLaunch):
+    """One compiled variant (PrefillLaunch)."""
 
-    def __init__(self, element: type[cutlass.Numeric], output: type[cutlass.Numeric], causal: bool) -> None:
-        self.element = element
-        self.output = output
-        self.causal = causal
+    queries = DOUBLE_QUERIES
+    keys = DOUBLE_KEYS
+    threads = THREADS
+    stages = STAGES
 
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Pointer,
-        k: cute.Pointer,
-        v: cute.Pointer,
-        query_start: cute.Pointer,
-        key_start: cute.Pointer,
-        out: cute.Pointer,
-        lse: cute.Pointer,
-        queries: Int32,
-        keys: Int32,
-        heads: Int32,
-        rows: Int32,
-        q_stride: Int64,
-        q_head_stride: Int64,
-        k_stride: Int64,
-        k_head_stride: Int64,
-        v_stride: Int64,
-        v_head_stride: Int64,
-        scale: Float32,
-        stream: cuda.CUstream,
-    ) -> None:
-        """Launches the kernel; prefill.py says what each argument is. Strides are in elements."""
-        query_stride = cute.assume(Int64(heads) * VALUE, VALUE)
-        outputs = cute.make_tensor(out, cute.make_layout((queries, VALUE, heads), stride=(query_stride, 1, VALUE)))
-        sums = cute.make_tensor(lse, cute.make_layout((queries, heads), stride=(Int64(heads), 1)))
-        starts = cute.make_tensor(query_start, cute.make_layout(rows + 1))
-        key_starts = cute.make_tensor(key_start, cute.make_layout(rows + 1))
-        swizzled = make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
-        loads = []
-        for tensor, count in (
-            (head_rows(q, queries, EXPANDED, heads, q_stride, q_head_stride), DOUBLE_QUERIES),
-            (head_rows(k, keys, EXPANDED, heads, k_stride, k_head_stride), DOUBLE_KEYS),
-            (head_rows(v, keys, VALUE, heads, v_stride, v_head_stride), DOUBLE_KEYS),
-        ):
-            box = cute.tile_to_shape(swizzled, (count, COLUMNS), order=(0, 1))
-            loads.append(cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, box, (count, COLUMNS)))
-        kernel = self._kernel(
-            *loads[0],
-            *loads[1],
-            *loads[2],
-            starts,
-            key_starts,
-            outputs,
-            sums,
-            cute.tile_to_shape(swizzled, (DOUBLE_QUERIES, EXPANDED), order=(0, 1)),
-            cute.tile_to_shape(swizzled, (DOUBLE_KEYS, EXPANDED, STAGES), order=(0, 1, 2)),
-            cute.tile_to_shape(swizzled, (DOUBLE_KEYS, VALUE, STAGES), order=(0, 1, 2)),
-            cute.tile_to_shape(swizzled, (DOUBLE_QUERIES, DOUBLE_KEYS), order=(0, 1)),
-            rows,
-            scale,
-        )
-        # A row's last tile may be short, so there is at most one more for each row.
-        grid = (queries // DOUBLE_QUERIES + rows, heads, 1)
-        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1, use_pdl=True)
+    def _swizzle(self) -> cute.ComposedLayout:
+        return make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
 
-    def _product(self, major: OperandMajorMode, columns: int) -> cute.TiledMma:
-        """128 rows by ``columns``, 16 deep, sums in float32."""
-        return make_trivial_tiled_mma(
-            self.element,
-            self.element,
-            OperandMajorMode.K,
-            major,
-            Float32,
-            tcgen05.CtaGroup.ONE,
-            (TILE_QUERIES, columns),
-        )
+    def _beside(self) -> tuple[cute.ComposedLayout]:
+        """The layout of the weights."""
+        return (cute.tile_to_shape(self._swizzle(), (DOUBLE_QUERIES, DOUBLE_KEYS), order=(0, 1)),)
 
     def _scores(self) -> cute.TiledMma:
         """The product of queries and keys. Made anew for each use: whether it adds is a state of it."""
-        return self._product(OperandMajorMode.K, DOUBLE_KEYS)
+        return product_of(self.element, OperandMajorMode.K, tcgen05.CtaGroup.ONE, (TILE_QUERIES, DOUBLE_KEYS))
 
     def _values(self) -> cute.TiledMma:
         """That of weights and values."""
-        return self._product(OperandMajorMode.MN, VALUE)
+        return product_of(self.element, OperandMajorMode.MN, tcgen05.CtaGroup.ONE, (TILE_QUERIES, VALUE))
 
     @cute.kernel
     def _kernel(
@@ -251,20 +187,6 @@ class BlackwellPrefill:
             cute.arch.dealloc_tmem(tensor, TENSOR_COLUMNS)
 
     @cute.jit
-    def _load(
-        self, atom: cute.CopyAtom, rows: cute.Tensor, into: cute.Tensor, barrier: cute.Pointer, step: Int32
-    ) -> None:
-        """Tile ``step`` of the rows into shared memory, by one thread of the loading warp."""
-        count, width = cute.size(into, mode=[0]), cute.size(into, mode=[1])
-        source = cute.group_modes(cute.local_tile(rows, (count, COLUMNS), (step, None)), 0, 2)
-        tiles = cute.group_modes(cute.local_tile(into, (count, COLUMNS), (0, None)), 0, 2)
-        tiles, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), tiles, source)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, count * width * self.element.width // 8)
-        for column in cutlass.range_constexpr(width // COLUMNS):
-            cute.copy(atom, source[None, column], tiles[None, column], tma_bar_ptr=barrier)
-
-    @cute.jit
     def _multiply(
         self,
         s_q: cute.Tensor,
@@ -339,14 +261,7 @@ class BlackwellPrefill:
         keys; ``out`` and ``lse`` begin at the tile's first query."""
         score_layout = cute.make_layout((TILE_QUERIES, DOUBLE_KEYS), stride=(LANE, 1))
         sums = cute.make_tensor(tensor + group * VALUE, cute.make_layout((TILE_QUERIES, VALUE), stride=(LANE, 1)))
-        blocks = VALUE // COLUMNS
-        words = cute.make_tensor(
-            cute.recast_ptr(s_v.iterator, cute.make_swizzle(0, 4, 3), dtype=Int64),
-            cute.make_layout(
-                (WORDS, DOUBLE_KEYS, blocks, STAGES),
-                stride=(1, WORDS, WORDS * DOUBLE_KEYS, WORDS * DOUBLE_KEYS * blocks),
-            ),
-        )
+        words = words_of(s_v, DOUBLE_KEYS, VALUE, STAGES)
         base, total = -Float32.inf, Float32(0.0)
         for step in cutlass.range(steps, unroll=1):
             stage = step % STAGES
@@ -369,7 +284,7 @@ class BlackwellPrefill:
             if (step + 1) * DOUBLE_KEYS > keys:
                 cute.arch.mbarrier_wait(barriers + VALUES + stage, step // STAGES % 2)
                 place = group * SOFTMAX_THREADS + lane
-                clear(words[None, None, None, stage], keys - step * DOUBLE_KEYS, place, TILES * SOFTMAX_THREADS)
+                clear(words[None, None, None, stage], VALUE, keys - step * DOUBLE_KEYS, place, TILES * SOFTMAX_THREADS)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.barrier(barrier_id=TAIL, number_of_threads=TILES * SOFTMAX_THREADS)
             # What was written above is read by the tensor core, which goes another way to shared memory.

@@ -8,22 +8,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64
 from cutlass._mlir.dialects import nvvm
-from cutlass.cute.nvgpu import tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.cutlass_dsl import dsl_user_op
+from cutlass.utils.blackwell_helpers import make_trivial_tiled_mma
 
-from tokenspeed_mla.addressing import LATENT
+from tokenspeed_mla.kernels.operands import COLUMNS, WORDS
 
 SOFTMAX_WARPS = 4
 SOFTMAX_THREADS = 32 * SOFTMAX_WARPS
 PRODUCT_WARP = SOFTMAX_WARPS
 LOADING_WARP = PRODUCT_WARP + 1
-
-COLUMNS = 64
-"""Of one TMA load: 128 bytes, the width of the swizzle."""
-
-HALF_LATENT = LATENT // 2
-WORDS = 2 * COLUMNS // 8
-"""Of 8 bytes, in a row of one load."""
 
 TENSOR_COLUMNS = 512
 """Of tensor memory, a power of two: 256 of sums, two times 64 of scores."""
@@ -60,6 +54,13 @@ def order_before(*, loc: object = None, ip: object = None) -> None:
 def order_after(*, loc: object = None, ip: object = None) -> None:
     """What this thread does with tensor memory comes after its last wait."""
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC, loc=loc, ip=ip)
+
+
+def product_of(
+    element: type[cutlass.Numeric], major: OperandMajorMode, blocks: tcgen05.CtaGroup, shape: tuple[int, int]
+) -> cute.TiledMma:
+    """A product of so many rows by columns, 16 deep, sums in float32; ``major`` of its right side."""
+    return make_trivial_tiled_mma(element, element, OperandMajorMode.K, major, Float32, blocks, shape)
 
 
 def operand(tensor: cute.Tensor, rows: int) -> cute.Tensor:
@@ -135,12 +136,12 @@ def correct(sums: cute.Tensor, shrink: Float32, thread: Int32) -> None:
 
 
 @cute.jit
-def clear(words: cute.Tensor, left: Int32, thread: Int32, threads: int = SOFTMAX_THREADS) -> None:
-    """Zeroes the values behind the first ``left`` keys; ``words`` [16, keys, blocks] of 8 bytes are the stage's. A
-    key's 128 bytes of one load are whole whatever the swizzle does to their order."""
-    keys, blocks = cute.size(words, mode=[1]), cute.size(words, mode=[2])
-    for place in cutlass.range(thread, (keys - left) * blocks * WORDS, threads, unroll=1):
-        key, within = left + place // (blocks * WORDS), place % (blocks * WORDS)
+def clear(words: cute.Tensor, columns: int, left: Int32, thread: Int32, threads: int) -> None:
+    """Zeroes the first ``columns`` behind the first ``left`` keys of a stage's ``words`` [16, keys, loads], by so many
+    ``threads``."""
+    keys, loads = cute.size(words, mode=[1]), columns // COLUMNS
+    for place in cutlass.range(thread, (keys - left) * loads * WORDS, threads, unroll=1):
+        key, within = left + place // (loads * WORDS), place % (loads * WORDS)
         words[within % WORDS, key, within // WORDS] = Int64(0)
 
 

@@ -12,21 +12,28 @@ The latents are the values as they lie in the stage, read with the other major m
 row of the block sees may hold anything, NaN too, so their latents are zeroed before step 4; weight 0 would not do.
 """
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync
+from cutlass.cute.nvgpu import OperandMajorMode
 from cutlass.cute.nvgpu.warpgroup import Field, SmemLayoutAtomKind, make_smem_layout_atom
 from cutlass.memory import SmemAllocator
 from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 
-from tokenspeed_mla.addressing import LATENT, TILE_KEYS, TILE_ROWS, WIDTH, ceil_div, page_of, split_keys, visible_keys
+from tokenspeed_mla.addressing import (
+    HALF_LATENT,
+    LATENT,
+    TILE_KEYS,
+    TILE_ROWS,
+    WIDTH,
+    ceil_div,
+    split_keys,
+    visible_keys,
+)
+from tokenspeed_mla.kernels.decode_launch import OneBlockLaunch
 from tokenspeed_mla.kernels.hopper_steps import (
-    COLUMNS,
     EXCHANGE,
     HALF_KEYS,
-    HALF_LATENT,
     HALVES,
     LOADING_REGISTERS,
     LOADING_WARP,
@@ -42,88 +49,20 @@ from tokenspeed_mla.kernels.hopper_steps import (
     multiply,
     weigh,
 )
-from tokenspeed_mla.kernels.operands import cache_entries, group_outputs, group_queries, group_sums
+from tokenspeed_mla.kernels.operands import words_of
 
 
-class HopperDecode:
-    """One compiled variant: element type of queries and cache, type of the output, tokens of a page."""
+class HopperDecode(OneBlockLaunch):
+    """One compiled variant (DecodeLaunch)."""
 
-    def __init__(self, element: type[cutlass.Numeric], output: type[cutlass.Numeric], page_size: int) -> None:
-        self.element = element
-        self.output = output
-        self.page_size = page_size
-        self.box_keys = min(page_size, TILE_KEYS)
+    threads = THREADS
+    stages = STAGES
+    score_keys = HALF_KEYS
 
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Pointer,
-        cache: cute.Pointer,
-        page_table: cute.Pointer,
-        seq_lens: cute.Pointer,
-        out: cute.Pointer,
-        lse: cute.Pointer,
-        batch: Int32,
-        groups: Int32,
-        fold: Int32,
-        heads: Int32,
-        splits: Int32,
-        pages: Int32,
-        block_stride: Int64,
-        token_stride: Int64,
-        table_stride: Int64,
-        out_group_stride: Int64,
-        out_split_stride: Int64,
-        lse_group_stride: Int64,
-        lse_split_stride: Int64,
-        scale: Float32,
-        stream: cuda.CUstream,
-    ) -> None:
-        """Launches the kernel; decode.py says what each argument is. Strides are in elements."""
-        rows, all_groups = fold * heads, batch * groups
-        queries = group_queries(q, rows, all_groups)
-        entries = cache_entries(cache, self.page_size, pages, block_stride, token_stride)
-        outputs = group_outputs(out, rows, all_groups, splits, out_group_stride, out_split_stride)
-        sums = group_sums(lse, rows, all_groups, splits, lse_group_stride, lse_split_stride)
-        tables = cute.make_tensor(page_table, cute.make_layout((batch, pages), stride=(table_stride, 1)))
-        lengths = cute.make_tensor(seq_lens, cute.make_layout(batch))
-
-        swizzled = make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        q_atom, q_tma = cpasync.make_tiled_tma_atom(
-            load, queries, cute.tile_to_shape(swizzled, (TILE_ROWS, COLUMNS), order=(0, 1)), (TILE_ROWS, COLUMNS)
-        )
-        kv_atom, kv_tma = cpasync.make_tiled_tma_atom(
-            load,
-            entries,
-            cute.tile_to_shape(swizzled, (self.box_keys, COLUMNS), order=(0, 1)),
-            (self.box_keys, COLUMNS),
-        )
-        kernel = self._kernel(
-            q_atom,
-            q_tma,
-            kv_atom,
-            kv_tma,
-            tables,
-            lengths,
-            outputs,
-            sums,
-            cute.tile_to_shape(swizzled, (TILE_ROWS, WIDTH), order=(0, 1)),
-            cute.tile_to_shape(swizzled, (TILE_KEYS, WIDTH, STAGES), order=(0, 1, 2)),
-            cute.tile_to_shape(swizzled, (TILE_ROWS, TILE_KEYS), order=(0, 1)),
-            self._product(OperandMajorMode.K, HALF_KEYS),
-            self._product(OperandMajorMode.MN, HALF_LATENT),
-            groups,
-            fold,
-            heads,
-            splits,
-            scale,
-        )
-        grid = (ceil_div(rows, TILE_ROWS), all_groups, splits)
-        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1, use_pdl=True)
+    def _swizzle(self) -> cute.ComposedLayout:
+        return make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
 
     def _product(self, major: OperandMajorMode, columns: int) -> cute.TiledMma:
-        """What one half of the arithmetic multiplies with: 64 rows by ``columns``, 16 deep, sums in float32."""
         product = make_trivial_tiled_mma(
             self.element, self.element, OperandMajorMode.K, major, Float32, (1, 1, 1), (TILE_ROWS, columns)
         )
@@ -220,60 +159,6 @@ class HopperDecode:
             )
 
     @cute.jit
-    def _load_queries(
-        self, atom: cute.CopyAtom, q: cute.Tensor, s_q: cute.Tensor, barrier: cute.Pointer, tile: Int32
-    ) -> None:
-        """The block's rows of its group, by one thread of the loading warp."""
-        source = cute.group_modes(cute.local_tile(q, (TILE_ROWS, COLUMNS), (tile, None)), 0, 2)
-        target = cute.group_modes(cute.local_tile(s_q, (TILE_ROWS, COLUMNS), (0, None)), 0, 2)
-        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, TILE_ROWS * WIDTH * self.element.width // 8)
-        for column in cutlass.range_constexpr(WIDTH // COLUMNS):
-            cute.copy(atom, source[None, column], target[None, column], tma_bar_ptr=barrier)
-
-    @cute.jit
-    def _load_keys(
-        self,
-        atom: cute.CopyAtom,
-        entries: cute.Tensor,
-        tables: cute.Tensor,
-        s_kv: cute.Tensor,
-        barriers: cute.Pointer,
-        request: Int32,
-        first: Int32,
-        stop: Int32,
-        steps: Int32,
-    ) -> None:
-        """All steps' keys, each into a stage that is free. Keys from ``stop`` on come from the null page."""
-        shape = (self.box_keys, COLUMNS)
-        source = cute.group_modes(cute.local_tile(entries, shape, (None, None, None)), 0, 2)
-        target = cute.group_modes(cute.local_tile(s_kv, shape, (None, None, None)), 0, 2)
-        target, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), target, source)
-        stage, phase = Int32(0), Int32(1)
-        for step in cutlass.range(steps, unroll=1):
-            cute.arch.mbarrier_wait(barriers + STAGES + stage, phase)
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(barriers + stage, TILE_KEYS * WIDTH * self.element.width // 8)
-            for part in cutlass.range_constexpr(TILE_KEYS // self.box_keys):
-                position = first + step * TILE_KEYS + part * self.box_keys
-                index, box = page_of(position, self.page_size, self.box_keys)
-                page = Int32(0)
-                if position < stop:
-                    page = tables[request, index]
-                for column in cutlass.range_constexpr(WIDTH // COLUMNS):
-                    cute.copy(
-                        atom,
-                        source[None, box, column, page],
-                        target[None, part, column, stage],
-                        tma_bar_ptr=barriers + stage,
-                    )
-            stage += 1
-            if stage == STAGES:
-                stage = Int32(0)
-                phase ^= 1
-
-    @cute.jit
     def _attend(
         self,
         s_q: cute.Tensor,
@@ -316,6 +201,7 @@ class HopperDecode:
         sums = cute.make_rmem_tensor(values_of.partition_shape_C((TILE_ROWS, HALF_LATENT)), Float32)
         key_of = scores_of.partition_C(cute.make_identity_tensor((TILE_ROWS, HALF_KEYS)))
         weights_to = scores_of.partition_C(cute.local_tile(s_weights, (TILE_ROWS, HALF_KEYS), (0, half)))
+        words = words_of(s_kv, TILE_KEYS, WIDTH, STAGES)
         most, total = cute.make_rmem_tensor(2, Float32), cute.make_rmem_tensor(2, Float32)
         sums.fill(0.0)
         most.fill(-Float32.inf)
@@ -333,7 +219,7 @@ class HopperDecode:
             weigh(scores, weights, sums, most, total, s_row, rows, scale * LOG2_E, half, thread)
             cute.autovec_copy(weights, weights_to)
             if (step + 1) * TILE_KEYS > keys:
-                clear(s_kv, keys - step * TILE_KEYS, stage, half, lane)
+                clear(words, stage, half, HALF_LATENT, keys - step * TILE_KEYS, lane, MATH_THREADS // HALVES)
             # What was written above is read by wgmma, which goes another way to shared memory.
             cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.barrier(barrier_id=EXCHANGE, number_of_threads=MATH_THREADS)

@@ -16,107 +16,49 @@ The kernel is launched while the one before it in the stream still runs, waits f
 the next one come as soon as it has nothing left to load (programmatic dependent launch).
 """
 
-import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.cute.nvgpu import OperandMajorMode
 from cutlass.cute.nvgpu.warpgroup import Field, OperandSource, SmemLayoutAtomKind, make_smem_layout_atom
 from cutlass.memory import SmemAllocator
 from cutlass.utils.hopper_helpers import make_trivial_tiled_mma
 
-from tokenspeed_mla.addressing import (
-    EXPANDED,
-    PREFILL_KEYS,
-    PREFILL_QUERIES,
-    VALUE,
-    visible_keys,
-)
-from tokenspeed_mla.kernels.hopper_prefill_steps import (
-    COLUMNS,
-    GROUP_QUERIES,
+from tokenspeed_mla.addressing import EXPANDED, PREFILL_KEYS, PREFILL_QUERIES, VALUE, visible_keys
+from tokenspeed_mla.kernels.hopper_prefill_steps import GROUP_QUERIES, STAGES, TAIL, finish, weigh
+from tokenspeed_mla.kernels.hopper_steps import (
     LOADING_REGISTERS,
     LOADING_WARP,
     LOG2_E,
     MATH_REGISTERS,
     MATH_THREADS,
     MATH_WARPS,
-    STAGES,
-    TAIL,
     THREADS,
     clear,
-    finish,
     mask,
-    weigh,
+    multiply,
 )
-from tokenspeed_mla.kernels.operands import head_rows, prefill_extent
+from tokenspeed_mla.kernels.operands import prefill_extent, words_of
+from tokenspeed_mla.kernels.prefill_launch import PrefillLaunch
 
 
-class HopperPrefill:
-    """One compiled variant: element type of queries, keys and values, type of the output, whether causal."""
+class HopperPrefill(PrefillLaunch):
+    """One compiled variant (PrefillLaunch)."""
 
-    def __init__(self, element: type[cutlass.Numeric], output: type[cutlass.Numeric], causal: bool) -> None:
-        self.element = element
-        self.output = output
-        self.causal = causal
+    queries = PREFILL_QUERIES
+    keys = PREFILL_KEYS
+    threads = THREADS
+    stages = STAGES
 
-    @cute.jit
-    def __call__(
-        self,
-        q: cute.Pointer,
-        k: cute.Pointer,
-        v: cute.Pointer,
-        query_start: cute.Pointer,
-        key_start: cute.Pointer,
-        out: cute.Pointer,
-        lse: cute.Pointer,
-        queries: Int32,
-        keys: Int32,
-        heads: Int32,
-        rows: Int32,
-        q_stride: Int64,
-        q_head_stride: Int64,
-        k_stride: Int64,
-        k_head_stride: Int64,
-        v_stride: Int64,
-        v_head_stride: Int64,
-        scale: Float32,
-        stream: cuda.CUstream,
-    ) -> None:
-        """Launches the kernel; prefill.py says what each argument is. Strides are in elements."""
-        query_stride = cute.assume(Int64(heads) * VALUE, VALUE)
-        outputs = cute.make_tensor(out, cute.make_layout((queries, VALUE, heads), stride=(query_stride, 1, VALUE)))
-        sums = cute.make_tensor(lse, cute.make_layout((queries, heads), stride=(Int64(heads), 1)))
-        starts = cute.make_tensor(query_start, cute.make_layout(rows + 1))
-        key_starts = cute.make_tensor(key_start, cute.make_layout(rows + 1))
-        swizzled = make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
-        loads = []
-        for tensor, count in (
-            (head_rows(q, queries, EXPANDED, heads, q_stride, q_head_stride), PREFILL_QUERIES),
-            (head_rows(k, keys, EXPANDED, heads, k_stride, k_head_stride), PREFILL_KEYS),
-            (head_rows(v, keys, VALUE, heads, v_stride, v_head_stride), PREFILL_KEYS),
-        ):
-            box = cute.tile_to_shape(swizzled, (count, COLUMNS), order=(0, 1))
-            loads.append(cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, box, (count, COLUMNS)))
-        kernel = self._kernel(
-            *loads[0],
-            *loads[1],
-            *loads[2],
-            starts,
-            key_starts,
-            outputs,
-            sums,
-            cute.tile_to_shape(swizzled, (PREFILL_QUERIES, EXPANDED), order=(0, 1)),
-            cute.tile_to_shape(swizzled, (PREFILL_KEYS, EXPANDED, STAGES), order=(0, 1, 2)),
-            cute.tile_to_shape(swizzled, (PREFILL_KEYS, VALUE, STAGES), order=(0, 1, 2)),
+    def _swizzle(self) -> cute.ComposedLayout:
+        return make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
+
+    def _beside(self) -> tuple[cute.TiledMma, ...]:
+        """The products of queries and keys, and of weights and values."""
+        return (
             self._product(OperandMajorMode.K, PREFILL_KEYS, OperandSource.SMEM),
             self._product(OperandMajorMode.MN, VALUE, OperandSource.RMEM),
-            rows,
-            scale,
         )
-        # A row's last tile may be short, so there is at most one more for each row.
-        grid = (queries // PREFILL_QUERIES + rows, heads, 1)
-        kernel.launch(grid=grid, block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1, use_pdl=True)
 
     def _product(self, major: OperandMajorMode, columns: int, source: OperandSource) -> cute.TiledMma:
         """64 rows by ``columns``, 16 deep, sums in float32."""
@@ -180,15 +122,15 @@ class HopperPrefill:
             cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
             if warp == LOADING_WARP and steps > 0:
                 queries = cute.domain_offset((first + tile * PREFILL_QUERIES, 0), q_tma[None, None, head])
-                self._load(q_atom, queries, s_q, barriers + 4 * STAGES, Int32(0), None)
+                self._load(q_atom, queries, s_q, barriers + 4 * STAGES, Int32(0))
                 keys = cute.domain_offset((first_key, 0), k_tma[None, None, head])
                 values = cute.domain_offset((first_key, 0), v_tma[None, None, head])
                 stage, phase = Int32(0), Int32(1)
                 for step in cutlass.range(steps, unroll=1):
                     cute.arch.mbarrier_wait(barriers + STAGES + stage, phase)
-                    self._load(k_atom, keys, s_k, barriers + stage, step, stage)
+                    self._load(k_atom, keys, s_k[None, None, stage], barriers + stage, step)
                     cute.arch.mbarrier_wait(barriers + 3 * STAGES + stage, phase)
-                    self._load(v_atom, values, s_v, barriers + 2 * STAGES + stage, step, stage)
+                    self._load(v_atom, values, s_v[None, None, stage], barriers + 2 * STAGES + stage, step)
                     stage += 1
                     if stage == STAGES:
                         stage = Int32(0)
@@ -225,27 +167,6 @@ class HopperPrefill:
             )
 
     @cute.jit
-    def _load(
-        self,
-        atom: cute.CopyAtom,
-        rows: cute.Tensor,
-        target: cute.Tensor,
-        barrier: cute.Pointer,
-        step: Int32,
-        stage: Int32 | None,
-    ) -> None:
-        """Tile ``step`` of the rows into shared memory, by one thread of the loading warp."""
-        into = target if cutlass.const_expr(stage is None) else target[None, None, stage]
-        count, width = cute.size(into, mode=[0]), cute.size(into, mode=[1])
-        source = cute.group_modes(cute.local_tile(rows, (count, COLUMNS), (step, None)), 0, 2)
-        tiles = cute.group_modes(cute.local_tile(into, (count, COLUMNS), (0, None)), 0, 2)
-        tiles, source = cpasync.tma_partition(atom, 0, cute.make_layout(1), tiles, source)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(barrier, count * width * self.element.width // 8)
-        for column in cutlass.range_constexpr(width // COLUMNS):
-            cute.copy(atom, source[None, column], tiles[None, column], tma_bar_ptr=barrier)
-
-    @cute.jit
     def _attend(
         self,
         s_q: cute.Tensor,
@@ -278,6 +199,7 @@ class HopperPrefill:
         # Where a thread has its scores is where it has the weights that the second product takes from registers.
         weights = cute.make_rmem_tensor(values_of.partition_shape_A((GROUP_QUERIES, PREFILL_KEYS)), self.element)
         key_of = scores_of.partition_C(cute.make_identity_tensor((GROUP_QUERIES, PREFILL_KEYS)))
+        words = words_of(s_v, PREFILL_KEYS, VALUE, STAGES)
         most, total = cute.make_rmem_tensor(2, Float32), cute.make_rmem_tensor(2, Float32)
         sums.fill(0.0)
         most.fill(-Float32.inf)
@@ -289,19 +211,20 @@ class HopperPrefill:
         for step in cutlass.range(steps, unroll=1):
             cute.arch.mbarrier_wait(barriers + stage, phase)
             scores.fill(0.0)
-            self._multiply(scores_mma, scores, q_operand, k_operand[None, None, None, stage])
+            multiply(scores_mma, scores, q_operand, k_operand[None, None, None, stage])
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(barriers + STAGES + stage)
-            mask(scores, key_of, ends, step * PREFILL_KEYS)
+            if step * PREFILL_KEYS + PREFILL_KEYS > ends[0]:  # the smaller of both ends
+                mask(scores, key_of, ends, step * PREFILL_KEYS)
             weigh(scores, sums, most, total, scale * LOG2_E)
             weights.store(cute.make_tensor(scores.iterator, weights.layout).load().to(self.element))
             cute.arch.mbarrier_wait(barriers + 2 * STAGES + stage, phase)
             if (step + 1) * PREFILL_KEYS > keys:
-                clear(s_v, keys - step * PREFILL_KEYS, stage, thread)
+                clear(words, stage, 0, VALUE, keys - step * PREFILL_KEYS, thread, MATH_THREADS)
                 # What was written is read by wgmma, which goes another way to shared memory.
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.barrier(barrier_id=TAIL, number_of_threads=MATH_THREADS)
-            self._multiply(values_mma, sums, weights, value_operand[None, None, None, stage])
+            multiply(values_mma, sums, weights, value_operand[None, None, None, stage])
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive(barriers + 3 * STAGES + stage)
             stage += 1
@@ -310,12 +233,3 @@ class HopperPrefill:
                 phase ^= 1
         cute.arch.griddepcontrol_launch_dependents()
         finish(sums, most, total, values_of.partition_C(out), lse, lane_row, rows_left, scale, thread)
-
-    @cute.jit
-    def _multiply(self, product: cute.TiledMma, sums: cute.Tensor, left: cute.Tensor, right: cute.Tensor) -> None:
-        """Adds left times right, 16 deep at a time, and waits."""
-        warpgroup.fence()
-        for depth in cutlass.range_constexpr(cute.size(left, mode=[2])):
-            cute.gemm(product, sums, left[None, None, depth], right[None, None, depth], sums)
-        warpgroup.commit_group()
-        warpgroup.wait_group(0)

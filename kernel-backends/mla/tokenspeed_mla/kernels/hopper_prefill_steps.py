@@ -6,27 +6,13 @@ belongs to row r.
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 from tokenspeed_mla.addressing import EXPANDED, PREFILL_KEYS, PREFILL_QUERIES, VALUE
 
 STAGES = 2
-MATH_WARPS = 8
-MATH_THREADS = 32 * MATH_WARPS
-LOADING_WARP = MATH_WARPS
-THREADS = MATH_THREADS + 128
-LOADING_REGISTERS = 24
-MATH_REGISTERS = 240
-"""Of a thread: 2 * 128 of these and 128 of the others are a processor's 65536."""
-
 GROUP_QUERIES = PREFILL_QUERIES // 2
 """Of 4 warps: M of a wgmma."""
-
-COLUMNS = 64
-"""Of one TMA load: 128 bytes, the width of the swizzle."""
-
-WORDS = 2 * COLUMNS // 8
-"""Of 8 bytes, in a row of one load."""
 
 SHARED_BYTES = (
     2 * EXPANDED * (PREFILL_QUERIES + STAGES * PREFILL_KEYS) + 2 * VALUE * STAGES * PREFILL_KEYS + 8 * (4 * STAGES + 1)
@@ -35,19 +21,6 @@ SHARED_BYTES = (
 
 TAIL = 1
 """The named barrier of the arithmetic's threads, for a row's last keys; 0 is that of the whole block."""
-
-LOG2_E = 1.4426950408889634
-
-
-@cute.jit
-def mask(scores: cute.Tensor, key_of: cute.Tensor, ends: cute.Tensor, before: Int32) -> None:
-    """Scores of keys that a row does not see become -inf; ``before`` keys come before these."""
-    if before + PREFILL_KEYS > ends[0]:  # the smaller of both ends
-        for r in cutlass.range_constexpr(2):
-            row_scores, row_keys = scores[(None, r, None), 0, 0], key_of[(None, r, None), 0, 0]
-            for i in cutlass.range_constexpr(cute.size(row_scores)):
-                if before + row_keys[i][1] >= ends[r]:
-                    row_scores[i] = -Float32.inf
 
 
 @cute.jit
@@ -66,23 +39,6 @@ def weigh(scores: cute.Tensor, sums: cute.Tensor, most: cute.Tensor, total: cute
         row_scores.store(row_weights)
         total[r] = row_weights.reduce(cute.ReductionOp.ADD, total[r] * shrink, 0)
         row_sums.store(row_sums.load() * shrink)
-
-
-@cute.jit
-def clear(s_v: cute.Tensor, left: Int32, stage: Int32, thread: Int32) -> None:
-    """Zeroes the values of a stage behind its first ``left`` keys. A key's 128 bytes of one load are whole whatever the
-    swizzle does to their order."""
-    blocks = VALUE // COLUMNS
-    words = cute.make_tensor(
-        cute.recast_ptr(s_v.iterator, cute.make_swizzle(0, 4, 3), dtype=Int64),
-        cute.make_layout(
-            (WORDS, PREFILL_KEYS, blocks, STAGES),
-            stride=(1, WORDS, WORDS * PREFILL_KEYS, WORDS * PREFILL_KEYS * blocks),
-        ),
-    )
-    for place in cutlass.range(thread, (PREFILL_KEYS - left) * blocks * WORDS, MATH_THREADS, unroll=1):
-        key, within = left + place // (blocks * WORDS), place % (blocks * WORDS)
-        words[within % WORDS, key, within // WORDS, stage] = Int64(0)
 
 
 @cute.jit

@@ -1,4 +1,5 @@
-"""The steps of the Hopper decode that its arithmetic's threads do, and the sizes of everything (hopper.py).
+"""The steps of the Hopper decode that its arithmetic's threads do, and the sizes of everything (hopper.py); the prefill
+has some of both alike (hopper_prefill.py).
 
 A thread has two rows of its tile, 8 apart; of a tensor in its registers ``[(None, r, None), 0, 0]`` is what belongs to
 row r. ``rows`` are the numbers of both in the tile, ``half`` is which half of the arithmetic the thread is in.
@@ -9,7 +10,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import warpgroup
 
-from tokenspeed_mla.addressing import LATENT, TILE_KEYS, TILE_ROWS, WIDTH
+from tokenspeed_mla.addressing import TILE_KEYS, TILE_ROWS, WIDTH
+from tokenspeed_mla.kernels.operands import COLUMNS, WORDS
 
 STAGES = 2
 HALVES = 2
@@ -21,13 +23,7 @@ LOADING_REGISTERS = 24
 MATH_REGISTERS = 240
 """Of a thread: 2 * 128 of these and 128 of the others are a processor's 65536."""
 
-COLUMNS = 64
-"""Of one TMA load: 128 bytes, the width of the swizzle."""
-
 HALF_KEYS = TILE_KEYS // HALVES
-HALF_LATENT = LATENT // HALVES
-WORDS = 2 * COLUMNS // 8
-"""Of 8 bytes, in a row of one load."""
 
 SHARED_BYTES = (
     2 * WIDTH * (TILE_ROWS + STAGES * TILE_KEYS)
@@ -99,20 +95,15 @@ def weigh(
 
 
 @cute.jit
-def clear(s_kv: cute.Tensor, left: Int32, stage: Int32, half: Int32, lane: Int32) -> None:
-    """Zeroes this half's latents of a stage behind its first ``left`` keys. A key's 128 bytes of one load are whole
-    whatever the swizzle does to their order."""
-    words = cute.make_tensor(
-        cute.recast_ptr(s_kv.iterator, cute.make_swizzle(0, 4, 3), dtype=Int64),
-        cute.make_layout(
-            (WORDS, TILE_KEYS, WIDTH // COLUMNS, STAGES),
-            stride=(1, WORDS, WORDS * TILE_KEYS, WORDS * TILE_KEYS * (WIDTH // COLUMNS)),
-        ),
-    )
-    blocks = HALF_LATENT // COLUMNS
-    for place in cutlass.range(lane, (TILE_KEYS - left) * blocks * WORDS, 128, unroll=1):
-        key, within = left + place // (blocks * WORDS), place % (blocks * WORDS)
-        words[within % WORDS, key, half * blocks + within // WORDS, stage] = Int64(0)
+def clear(
+    words: cute.Tensor, stage: Int32, place: Int32 | int, columns: int, left: Int32, thread: Int32, threads: int
+) -> None:
+    """Zeroes what a stage has behind its first ``left`` keys, of every key the part number ``place`` of so many
+    ``columns``; ``words`` are those of all stages (words_of). By so many ``threads``."""
+    loads = columns // COLUMNS
+    for word in cutlass.range(thread, (cute.size(words, mode=[1]) - left) * loads * WORDS, threads, unroll=1):
+        key, within = left + word // (loads * WORDS), word % (loads * WORDS)
+        words[within % WORDS, key, place * loads + within // WORDS, stage] = Int64(0)
 
 
 @cute.jit

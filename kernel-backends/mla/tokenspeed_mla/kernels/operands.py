@@ -1,10 +1,40 @@
-"""The operands as the kernels' host code sees them, tensors made of addresses, sizes and strides; a prefill's tiles."""
+"""The operands as the kernels' host code sees them, tensors made of addresses, sizes and strides; their loads; a
+prefill's tiles."""
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
 
 from tokenspeed_mla.addressing import LATENT, WIDTH, ceil_div, visible_keys
+
+COLUMNS = 64
+"""Of one TMA load: 128 bytes, the width of the swizzle."""
+
+WORDS = 2 * COLUMNS // 8
+"""Of 8 bytes, in a row of one load."""
+
+
+def tiled_load(
+    operation: cpasync.CopyBulkTensorTileG2SOp, tensor: cute.Tensor, swizzled: cute.ComposedLayout, rows: int
+) -> tuple[cute.CopyAtom, cute.Tensor]:
+    """The load of ``rows`` by COLUMNS of a tensor into shared memory, and the tensor of the coordinates that it
+    takes."""
+    shape = (rows, COLUMNS)
+    atom, coordinates = cpasync.make_tiled_tma_atom(
+        operation, tensor, cute.tile_to_shape(swizzled, shape, order=(0, 1)), shape
+    )
+    return atom, coordinates
+
+
+def words_of(stages: cute.Tensor, keys: int, width: int, count: int) -> cute.Tensor:
+    """``count`` stages of ``keys`` by ``width`` as words of 8 bytes, [16, keys, loads, count]. A key's 128 bytes of one
+    load are whole whatever the swizzle does to their order."""
+    load, loads = WORDS * keys, width // COLUMNS
+    return cute.make_tensor(
+        cute.recast_ptr(stages.iterator, cute.make_swizzle(0, 4, 3), dtype=Int64),
+        cute.make_layout((WORDS, keys, loads, count), stride=(1, WORDS, load, load * loads)),
+    )
 
 
 def group_queries(q: cute.Pointer, rows: Int32, groups: Int32) -> cute.Tensor:
