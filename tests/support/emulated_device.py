@@ -8,7 +8,9 @@ that, and a stream sees another one's copies only where it waited for it.
 A process that called ``install`` has the device for good, so its tests have a process of their own.
 """
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -173,6 +175,45 @@ class _Machine:
         return tensor
 
 
+class _Held:
+    """What of the device's memory is held: storages that some tensor of it has.
+
+    Attributes:
+        bytes: held now; ``peak``: the most of them since ``start``.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a tensor may be let go while another is added
+        self._tensors: dict[int, int] = {}
+        self.bytes = self.peak = 0
+
+    def start(self) -> int:
+        """Begins to look for a peak; what is held now."""
+        gc.collect()
+        self.peak = self.bytes
+        return self.bytes
+
+    def add(self, tensor: "DeviceTensor") -> None:
+        storage = torch.Tensor.untyped_storage(tensor.inner)
+        key, nbytes = storage._cdata, storage.nbytes()
+        with self._lock:
+            self._tensors[key] = self._tensors.get(key, 0) + 1
+            if self._tensors[key] == 1:
+                self.bytes += nbytes
+                self.peak = max(self.peak, self.bytes)
+        weakref.finalize(tensor, self._drop, key, nbytes).atexit = False
+
+    def _drop(self, key: int, nbytes: int) -> None:
+        with self._lock:
+            self._tensors[key] -= 1
+            if not self._tensors[key]:
+                del self._tensors[key]
+                self.bytes -= nbytes
+
+
+HELD = _Held()
+
+
 class DeviceTensor(torch.Tensor):
     """A tensor of the device; ``inner`` has its numbers."""
 
@@ -186,6 +227,7 @@ class DeviceTensor(torch.Tensor):
                 device=torch.device("npu", 0),
             )  # fmt: skip
         made.inner = inner
+        HELD.add(made)
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -339,8 +381,8 @@ def _brought(source: torch.Tensor, stream: Stream) -> list[Copy]:
 
 DEVICE = _Machine()
 
-MEMORY = SimpleNamespace(free=8 << 30, total=8 << 30)
-"""What the device says of its memory."""
+MEMORY = SimpleNamespace(total=8 << 30)
+"""What the device says that it has; what is held of it is not free."""
 
 
 @contextmanager
@@ -384,7 +426,7 @@ class _Runtime:
     stream = staticmethod(_on)
 
     def mem_get_info(self, device: Any) -> tuple[int, int]:
-        return MEMORY.free, MEMORY.total
+        return MEMORY.total - HELD.bytes, MEMORY.total
 
     def empty_cache(self) -> None:
         pass

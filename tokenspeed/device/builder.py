@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -28,7 +29,7 @@ from tokenspeed.device.process_group import agree_on_kernels
 from tokenspeed.device.runner import Runner, RunnerParts
 from tokenspeed.device.sampling.backends import make_backend
 from tokenspeed.device.sampling.ranks import make_sampler
-from tokenspeed.device.sizing import CacheSize, cache_size, host_parents, kv_dtype, storage_limit
+from tokenspeed.device.sizing import CacheSize, cache_size, host_parents, kv_dtype, longest_request, storage_limit
 from tokenspeed.device.specs import DeviceSpecs
 from tokenspeed.device.step_inputs import StepInputs
 from tokenspeed.device.storage.directory import DirectoryStorage
@@ -47,7 +48,7 @@ from tokenspeed.layers.weights import LoadedWeights, WeightSpec
 from tokenspeed.messages import Phase
 from tokenspeed.models import Architecture, Model, architecture
 from tokenspeed.recipes.model_config import ModelConfig
-from tokenspeed.recipes.resolved import ResolvedConfig
+from tokenspeed.recipes.resolved import ResolvedConfig, SchedulerSettings
 from tokenspeed.recipes.topology import default_threads
 from tokenspeed_kernel.binding import binding_objective, recording_selections
 from tokenspeed_kernel.platform import select_device
@@ -100,15 +101,17 @@ def build_device_side(
         whole_model = whole_model.by_expert()
     specs = family.weights(whole_model, rank=rank, world=world)
     weights = _load(config, placement, whole_model, specs, report)
+    weight_bytes = weights.nbytes  # of which the model takes what its kernels hold in other forms
     model_config = rank_dimensions(whole_model, rank=rank, world=world)
     dtype = kv_dtype(config, model_config)
     layout = ArenaLayout.of(family.cache_groups(model_config, granularity=config.kv.granularity), dtype)
-    size = cache_size(
+    size_now = partial(
+        cache_size,
         config,
         model_config,
         layout,
         placement=placement,
-        weight_bytes=weights.nbytes,
+        weight_bytes=weight_bytes,
         communication=communication,
     )
     dispatch = dispatch_graphs(config.scheduler, config.device)
@@ -116,9 +119,13 @@ def build_device_side(
     kernels = KernelBinder(config.kernels, activations=config.activations, around=around)
     report("compile", 0, 1, "binding kernels")
     with binding_objective(config.enforce), recording_selections() as selections:
-        parts, workspace_bytes = _assemble(
-            config, placement, model_config, family, weights, layout, size, kernels, communication, dispatch
-        )
+        make_model = partial(_make_model, config, model_config, family, weights, layout, kernels, communication)
+        # On the host the tables of positions end where the cache does. A device says what is left of it once the model
+        # is there: kernels hold some weights in a form of their own, of another size.
+        size = size_now() if placement.is_host else None
+        model = make_model(longest_request(config, model_config) if size is None else size.max_model_len)
+        size = size or size_now()
+        parts = _assemble(config, placement, model_config, model, layout, size, kernels, communication, dispatch)
     kernels.refuse_unused_activations(config.model.path or "random weights")
     log_start_report(selections)
     report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
@@ -138,8 +145,9 @@ def build_device_side(
         )
         if not is_sound:
             refuse_unsound_weights(
-                weights,
+                open_source(config.model, whole_model),
                 specs,
+                q_and_k_permuted=whole_model.q_and_k_permuted,
                 where=config.model.path or "random weights",
                 report=lambda done, total, detail: report("warm up", done, total, detail),
             )
@@ -164,8 +172,8 @@ def build_device_side(
         host_parents=0 if host is None else host.num_parents,
         host_bytes=0 if host is None else host.nbytes,
         storage=storage is not None,
-        weight_bytes=weights.nbytes,
-        workspace_bytes=workspace_bytes,
+        weight_bytes=weight_bytes,
+        workspace_bytes=model.workspace_bytes,
         untouched_bytes=_sum_of_known(pool.untouched_bytes for pool in (parts.arena, host) if pool is not None),
         vocab_size=model_config.vocab_size,
         max_model_len=size.max_model_len,
@@ -236,36 +244,52 @@ def _tiers(
     return host, StorageTier(backend, host, [facts.group_id for facts in layout.facts])
 
 
+def _make_model(
+    config: ResolvedConfig,
+    model_config: ModelConfig,
+    family: Architecture,
+    weights: LoadedWeights,
+    layout: ArenaLayout,
+    kernels: KernelBinder,
+    communication: Communication,
+    max_len: int,
+) -> Model:
+    """The model with its kernels bound, for requests of ``max_len`` tokens; it takes the matrices of ``weights``."""
+    settings = config.scheduler
+    return family.Model(
+        model_config,
+        weights,
+        kernels,
+        kv_dtype=layout.dtype,
+        max_tokens=settings.chunk + settings.max_seqs,
+        max_logit_rows=_logit_rows(settings),
+        max_positions=max_len + settings.overlap,
+        communication=communication,
+    )
+
+
+def _logit_rows(settings: SchedulerSettings) -> int:
+    return max(settings.max_seqs, PROMPT_LOGPROB_SLICE)
+
+
 def _assemble(
     config: ResolvedConfig,
     placement: Placement,
     model_config: ModelConfig,
-    family: Architecture,
-    weights: LoadedWeights,
+    model: Model,
     layout: ArenaLayout,
     size: CacheSize,
     kernels: KernelBinder,
     communication: Communication,
     dispatch: DispatchGraphs | None,
-) -> tuple[RunnerParts, int]:
-    """Makes model, arena, tables, attention and sampler, each bound to the others; and the workspace's bytes."""
+) -> RunnerParts:
+    """Makes arena, tables, attention and sampler, each bound to the others and the model."""
     settings = config.scheduler
     pool_rows = settings.max_seqs + 1  # Row 0 is the null row.
     max_tokens = settings.chunk + settings.max_seqs
-    logit_rows = max(settings.max_seqs, PROMPT_LOGPROB_SLICE)
     arena = CacheArena(placement, layout, size.num_parents)
     if os.environ.get(POISON_VARIABLE, "0") not in ("", "0"):
         arena.poison()
-    model = family.Model(
-        model_config,
-        weights,
-        kernels,
-        kv_dtype=layout.dtype,
-        max_tokens=max_tokens,
-        max_logit_rows=logit_rows,
-        max_positions=size.max_model_len + settings.overlap,
-        communication=communication,
-    )
     model.bind_cache(_layer_caches(layout.groups, arena))
     tables = [
         BlockTables(
@@ -288,7 +312,7 @@ def _assemble(
     def forward(batch: ForwardBatch) -> torch.Tensor:
         return model.forward(batch)  # found at each call, so that a test can plant a slip in it
 
-    parts = RunnerParts(
+    return RunnerParts(
         placement=placement,
         model=model,
         decode=CapturedDecode(forward, graphs, sizes=captured.decodes, check=check),
@@ -312,9 +336,8 @@ def _assemble(
             max_batch=settings.max_seqs,
             vocab_size=model_config.vocab_size,
         ),
-        max_logit_rows=logit_rows,
+        max_logit_rows=_logit_rows(settings),
     )
-    return parts, model.workspace_bytes
 
 
 def _replay_check(arena: CacheArena, attention: Sequence[AttentionBackend], *, exact: bool) -> ReplayCheck:

@@ -13,7 +13,7 @@ from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed.recipes.capacity import CacheShape, PoolSize, parents_for, size_pool, wanted_bytes
 from tokenspeed.recipes.dimensions import dimensions_of
 from tokenspeed.recipes.host import free_memory_bytes
-from tokenspeed.recipes.memory import cpu_pool_bytes, cpu_workspace_term, device_terms, effective_cache_type
+from tokenspeed.recipes.memory import LATER_TERMS, cpu_pool_bytes, device_terms, effective_cache_type
 from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import GIB, ResolvedConfig
 from tokenspeed.recipes.schema import Parallel
@@ -65,11 +65,7 @@ def cache_size(
     MemoryPlanError where not even one sequence of an explicit max_len, or one block, fits.
     """
     settings, granularity = config.scheduler, config.kv.granularity
-    if settings.max_len > model.context_length:
-        raise MemoryPlanError(
-            f"scheduler.max_len is {settings.max_len} tokens, the model was made for {model.context_length}; lower it"
-        )
-    wanted_len = settings.max_len or model.context_length
+    wanted_len = longest_request(config, model)
     shape = CacheShape(facts=layout.facts, parent_bytes=layout.parent_bytes)
     if placement.is_host:
         budget = cpu_pool_bytes(
@@ -91,23 +87,24 @@ def cache_size(
     )
 
 
+def longest_request(config: ResolvedConfig, model: ModelConfig) -> int:
+    """Tokens that a request may have where the cache holds them. Raises MemoryPlanError where the configuration asks
+    for more than the model was made for."""
+    if config.scheduler.max_len > model.context_length:
+        raise MemoryPlanError(
+            f"scheduler.max_len is {config.scheduler.max_len} tokens, the model was made for {model.context_length}; "
+            "lower it"
+        )
+    return config.scheduler.max_len or model.context_length
+
+
 def _left_on(placement: Placement, config: ResolvedConfig, model: ModelConfig, communication: Communication) -> int:
-    """Bytes of kv.fraction of the device that are left for the cache. The weights are there already, and so is what
-    others have there; what a forward will make is counted, graphs and collectives are estimated as in a plan."""
-    settings, parallel = config.scheduler, Parallel(tp=communication.world)
-    dimensions = dimensions_of(model)
-    forward = cpu_workspace_term(
-        dimensions,
-        stored="gguf" if config.model.kind == "gguf" else model.dtype,
-        chunk=settings.chunk,
-        max_seqs=settings.max_seqs,
-        positions=(settings.max_len or model.context_length) + settings.overlap,
-        ranks=communication.world,
-    )
-    beside = device_terms(dimensions, parallel, settings)
-    kept = sum(term.bytes for term in beside if term.name in ("graphs", "communication"))
+    """Bytes of kv.fraction of the device that are left for the cache. The model is there already, with its buffers, and
+    so is what others have there; what comes later is estimated as in a plan."""
+    beside = device_terms(dimensions_of(model), Parallel(tp=communication.world), config.scheduler)
+    kept = sum(term.bytes for term in beside if term.name in LATER_TERMS)
     free, total = placement.memory()
-    return max(0, free - int(total * (1 - config.kv.fraction)) - forward.bytes - kept)
+    return max(0, free - int(total * (1 - config.kv.fraction)) - kept)
 
 
 def _least(value: int, communication: Communication) -> int:

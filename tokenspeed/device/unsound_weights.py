@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tokenspeed.layers.weights import LoadedWeights, WeightSpec
+from tokenspeed.layers.loader import WeightSource, read_weight
+from tokenspeed.layers.weights import WeightSpec
 from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed_kernel.quantized import QuantizedTensor
 
@@ -16,22 +17,30 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_unsound_weights(
-    weights: LoadedWeights, specs: Sequence[WeightSpec], *, where: str, report: Callable[[int, int, str], None]
+    source: WeightSource,
+    specs: Sequence[WeightSpec],
+    *,
+    q_and_k_permuted: bool,
+    where: str,
+    report: Callable[[int, int, str], None],
 ) -> None:
     """Raises CheckpointError for the first weight with a NaN or an infinity, naming the tensor, its row and column.
 
-    Where all are finite the logits' NaN has another cause, such as sums beyond float32, and a warning says so.
-    ``where`` is the checkpoint; ``report(done, total, name)`` is told of each weight.
+    They are read once more, one after the other, on the host: what kernels hold of them is in forms of their own. Where
+    all are finite the logits' NaN has another cause, such as sums beyond float32, and a warning says so. ``where`` is
+    the checkpoint; ``report(done, total, name)`` is told of each weight.
     """
     for done, spec in enumerate(specs):
         report(done, len(specs), f"looking for a NaN in {spec.name}")
-        if spec.is_matrix:
-            weight = weights.matrices[spec.name]
+        weight = read_weight(source, spec, q_and_k_permuted=q_and_k_permuted)
+        if isinstance(weight, QuantizedTensor):
             place = _first_in_matrix(weight)
             tensor = _tensor_of(spec, weight, place)
         else:
-            place = _first(weights.vectors[spec.name].reshape(1, -1))
+            place = _first(weight.reshape(1, -1))
             tensor = spec.name
+        del weight
+        source.reuse()
         if place is not None:
             row, column, value = place
             at = f"row {row}, column {column}" if spec.is_matrix else f"element {column}"

@@ -22,7 +22,14 @@ class DeviceWeights:
         self._placement = placement
         self._stages = [(placement.host_zeros(PIECE_BYTES), placement.mark()) for _ in range(2)]
 
-    def keep(self, weights: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
+    def keep(self, runs: Sequence[Sequence[QuantizedTensor]]) -> list[QuantizedTensor]:
+        kept = [weight for run in runs for weight in self._run(run)]
+        for _, left in self._stages:
+            left.wait()
+        return kept
+
+    def _run(self, weights: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
+        """Copies in one piece of memory; the last of them may be under way."""
         sizes = [-(-weight.nbytes // ALIGNMENT) * ALIGNMENT for weight in weights]
         memory = torch.empty(sum(sizes), dtype=torch.uint8, device=self._placement.device)
         kept, start = [], 0
@@ -36,8 +43,6 @@ class DeviceWeights:
                 first += plane.nbytes
             kept.append(QuantizedTensor(weight.format, weight.shape, planes, weight.source))
             start += size
-        for _, left in self._stages:
-            left.wait()
         return kept
 
     def keep_vector(self, vector: torch.Tensor) -> torch.Tensor:

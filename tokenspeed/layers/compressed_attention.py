@@ -138,7 +138,7 @@ class EntryIndexer:
         self._keys = EntryMaker(parts, f"{place}.compressor", cos_sin, page="index_", overlapping=True)
         self._query = parts.linear(f"{place}.wq_b", "replicated")
         # Which entries are read must not hang on the rounding of what weighs the heads.
-        self._weigh = kernels.linear(parts.weights.matrices[f"{place}.weights_proj.weight"], None, exact=True)
+        self._weigh = kernels.linear(parts.matrix(f"{place}.weights_proj.weight"), None, exact=True)
         self._cos_sin = cos_sin
         self._rotate = kernels.rotary(head_dim=cos_sin.shape[1], interleaved=True)
         self._plain = index.width - cos_sin.shape[1]
@@ -185,7 +185,7 @@ class CompressedAttention:
         self._rms_norm, self._apply_sinks = kernels.rms_norm(), kernels.apply_sinks(head_dim=width)
         self._rotate = kernels.rotary(head_dim=self._cos_sin.shape[1], interleaved=True)
         self._write = kernels.write_entries(entry_dim=width, kv_dtype=parts.kv_dtype)
-        self._output_groups = kernels.head_linear(parts.weights.matrices[f"{place}.wo_a.weight"], groups)
+        self._output_groups = kernels.head_linear(parts.matrix(f"{place}.wo_a.weight"), groups)
         self._output = parts.linear(f"{place}.wo_b", "columns")
         self._maker: EntryMaker | None = None
         self._indexer: EntryIndexer | None = None

@@ -119,7 +119,7 @@ class Decoder:
         self._residual, self._hidden, self._normed = (
             workspace.rows(name, hidden) for name in ("residual", "hidden", "normed")
         )
-        embedding = loaded.matrices["model.embed_tokens.weight"]
+        embedding = loaded.take("model.embed_tokens.weight")
         self._embed = vocabulary.embedding(embedding)
         self._embedding_scale: torch.Tensor | None = None
         if config.embedding_scale != 1.0:
@@ -128,10 +128,11 @@ class Decoder:
         self.layers = [self.make_layer(parts, index) for index in range(config.num_layers)]
         self._norm = parts.vector("model.norm.weight")
         self._add_rms_norm = kernels.fused_add_rms_norm()
-        head = embedding if config.tie_word_embeddings else loaded.matrices["lm_head.weight"]
+        head = embedding if config.tie_word_embeddings else loaded.take("lm_head.weight")
         self._head = vocabulary.head(head)
         self._gathered = torch.zeros(max_logit_rows, hidden, device=device)
         self._logits = torch.zeros(max_logit_rows, config.vocab_size, device=device)
+        workspace.make()
         held = (self._norm, self._gathered, self._logits)
         self.workspace_bytes = (
             workspace.nbytes + parts.table_bytes + vocabulary.nbytes + sum(buffer.nbytes for buffer in held)

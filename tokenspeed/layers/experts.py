@@ -136,11 +136,10 @@ class Mixture:
     ) -> None:
         names = names or ExpertNames()
         kernels, workspace = parts.kernels, parts.workspace
-        matrices = parts.weights.matrices
         gate_up, down = names.matrix(place, "gate_up"), names.matrix(place, "down")
         # Which experts a token goes to must not hang on the rounding of the router's inputs.
         self._score = kernels.linear(
-            matrices[f"{place}.{names.router}.weight"],
+            parts.matrix(f"{place}.{names.router}.weight"),
             parts.vector(f"{place}.{names.router}.bias") if experts.biases else None,
             exact=True,
         )
@@ -152,8 +151,8 @@ class Mixture:
         elif down_bias is not None and parts.communication.rank > 0:
             down_bias = torch.zeros_like(down_bias)  # it counts once
         self._experts = kernels.experts(
-            matrices[gate_up],
-            matrices[down],
+            parts.matrix(gate_up),
+            parts.matrix(down),
             _of_experts(parts, f"{gate_up}_bias", experts),
             down_bias,
             _activation_of(experts),

@@ -115,7 +115,7 @@ class LatentAttention:
         self._query = parts.linear(f"{place}.{'q_b_proj' if latent.query_rank else 'q_proj'}", "rows")
         self._compress = parts.linear(f"{place}.kv_a_proj_with_mqa", "replicated")
         self._latent_norm = parts.vector(f"{place}.kv_a_layernorm.weight")
-        up = parts.weights.matrices[f"{place}.kv_b_proj.weight"]
+        up = parts.matrix(f"{place}.kv_b_proj.weight")
         turned = parts.keep(turned_keys(up, heads, latent))
         self._to_latent = kernels.head_linear(turned, heads)
         self._to_value = kernels.head_linear(up, heads, skipped=plain)
@@ -149,6 +149,7 @@ class LatentAttention:
         self._cache = cache.fields["latent"]
         if self._bind_expanded is not None:
             self._expanded = self._bind_expanded(page=self._cache.shape[2])
+            self._bind_expanded = None  # which holds the weight
 
     def forward(self, batch: ForwardBatch, x: torch.Tensor, out: torch.Tensor) -> None:
         """Writes ``out`` float32 [T, H] of ``x`` float32 [T, H], and the tokens' latents to the cache."""

@@ -36,6 +36,10 @@ class ModelParts:
     _tables: dict[tuple[str, int, bool], torch.Tensor] = field(default_factory=dict)
     _copies: list[QuantizedTensor] = field(default_factory=list)
 
+    def matrix(self, name: str) -> QuantizedTensor:
+        """The matrix ``name``, taken; see LoadedWeights.take."""
+        return self.weights.take(name)
+
     def vector(self, name: str) -> torch.Tensor:
         """The float weight ``name``; KeyError where the model has none."""
         return self.weights.vectors[name]
@@ -61,7 +65,7 @@ class ModelParts:
     def partial(self, place: str, kind: ShardKind) -> Kernel:
         """The same, of columns this rank's part alone: whoever asks adds others to it and sums them all at once. A bias
         counts once, on rank 0."""
-        weight, bias = self.weights.matrices[f"{place}.weight"], self.maybe(f"{place}.bias")
+        weight, bias = self.matrix(f"{place}.weight"), self.maybe(f"{place}.bias")
         if kind == "columns" and self.communication.rank > 0:
             bias = None
         return Linear(self.kernels, weight, bias, self._shard(kind)).forward
@@ -71,7 +75,7 @@ class ModelParts:
 
     def stacked(self, places: Sequence[str]) -> StackedLinear:
         """The linears at ``places``, which have the same input, shared out by their rows."""
-        weights = [self.weights.matrices[f"{place}.weight"] for place in places]
+        weights = [self.matrix(f"{place}.weight") for place in places]
         biases = [self.maybe(f"{place}.bias") for place in places]
         return StackedLinear(self.kernels, weights, biases, self._shard("rows"))
 

@@ -64,7 +64,7 @@ class Indexer:
         self._query = parts.linear(f"{place}.wq_b", "replicated")
         self._key = parts.linear(f"{place}.wk", "replicated")
         # Which tokens are read must not hang on the rounding of what weighs the heads.
-        self._weigh = kernels.linear(parts.weights.matrices[f"{place}.weights_proj.weight"], None, exact=True)
+        self._weigh = kernels.linear(parts.matrix(f"{place}.weights_proj.weight"), None, exact=True)
         self._norm_weight, self._norm_bias = (parts.vector(f"{place}.k_norm.{part}") for part in ("weight", "bias"))
         self._cos_sin = parts.rotary(config.rope, rotary)
         self._prologue = kernels.index_prologue(index_dim=index.width, rotary_dim=rotary, kv_dtype=parts.kv_dtype)

@@ -162,7 +162,8 @@ class LoadedWeights:
     """A rank's weights by name.
 
     Attributes:
-        matrices: QuantizedTensor [rows, columns] of this rank; most are views of a read-only map of the file.
+        matrices: QuantizedTensor [rows, columns] of this rank, those that nobody took yet; on the host most are views
+            of a read-only map of the file.
         vectors: float32 (norms, biases, and whatever else a spec says is a float); int32 what it says is whole.
         rotary_factors: float32 [head_dim / 2] divisors of the rotary frequencies, where the checkpoint stores them.
     """
@@ -171,6 +172,12 @@ class LoadedWeights:
     vectors: dict[str, torch.Tensor]
     rotary_factors: torch.Tensor | None = None
 
+    def take(self, name: str) -> QuantizedTensor:
+        """The matrix ``name``, handed over: it is not among ``matrices`` any more. Whoever takes it binds all kernels
+        that read it and lets it go, and what none of them keeps goes out of memory. KeyError where there is none, or it
+        was taken."""
+        return self.matrices.pop(name)
+
     @property
     def device(self) -> torch.device:
         """Where they lie, and with them whatever a forward makes."""
@@ -178,7 +185,7 @@ class LoadedWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes mapped or held."""
+        """Bytes mapped or held, of what was not taken."""
         held = sum(weight.nbytes for weight in self.matrices.values())
         return held + sum(vector.nbytes for vector in self.vectors.values())
 

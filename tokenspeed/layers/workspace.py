@@ -33,7 +33,7 @@ class Workspace:
     is gone when the next one runs.
 
     ``max_tokens`` bounds the tokens of a step, ``kept`` the sizes whose views are kept. The memory, on ``device``,
-    comes with the first view; a name can grow until then.
+    comes with ``make`` or the first view; a name can grow until then.
     """
 
     def __init__(self, *, device: torch.device, max_tokens: int, kept: int) -> None:
@@ -47,6 +47,11 @@ class Workspace:
     def nbytes(self) -> int:
         """Bytes of all buffers asked for so far."""
         return 4 * self._max_tokens * sum(self._widths.values())
+
+    def make(self) -> None:
+        """Takes the memory of all buffers asked for so far."""
+        for name in self._widths:
+            self._flat(name)
 
     def rows(self, name: str, *shape: int) -> Buffer[torch.Tensor]:
         """float32 [T, *shape]."""

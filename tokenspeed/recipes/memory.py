@@ -33,6 +33,9 @@ COLLECTIVE_BYTES = 512 << 20
 EXCHANGE_BYTES = 1 << 30
 """Heaps for exchanging tokens among experts on different ranks."""
 
+LATER_TERMS = ("expert workspace", "graphs", "communication")
+"""Terms of a device that are not there yet when its model is."""
+
 DEFAULT_CONTEXT_BYTES = 700 << 20
 """What a device's runtime takes before anything of ours, where the hardware file does not say."""
 

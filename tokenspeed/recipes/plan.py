@@ -204,7 +204,7 @@ def model_facts(resolution: Resolution) -> ModelFacts:
             count = count_parameters(dimensions_of(config)).total
             weight_bytes = count * RANDOM_TYPE_BYTES.get(config.dtype, 4)
         else:
-            config, weight_bytes = read_checkpoint(source, converted=_on_cpu(resolution))
+            config, weight_bytes = read_checkpoint(source, planes=_vendor(resolution) in ("nvidia", "amd"))
         stored = "gguf" if source.kind == "gguf" else config.dtype
         return ModelFacts(groups_of(config), dimensions_of(config), config.context_length, stored, weight_bytes)
     assert resolution.loaded is not None, "a bare path is always present"
@@ -222,9 +222,11 @@ def _readable(resolution: Resolution) -> bool:
 
 
 def _on_cpu(resolution: Resolution) -> bool:
-    if resolution.loaded is None:
-        return True
-    return resolution.loaded.recipe.profiles[resolution.profile].when.vendor == "cpu"
+    return _vendor(resolution) == "cpu"
+
+
+def _vendor(resolution: Resolution) -> str:
+    return "cpu" if resolution.loaded is None else resolution.loaded.recipe.profiles[resolution.profile].when.vendor
 
 
 def _refuse_indivisible(resolution: Resolution, facts: ModelFacts) -> None:

@@ -52,12 +52,13 @@ def prepared(planes: Planes, architecture: str, source: str) -> tuple[torch.Tens
 
 def make_linear(weight: QuantizedTensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """gemm.linear."""
+    shape = weight.shape
     elements, scales = prepared(take_apart(weight), architecture_of(weight.plane.device), weight.source)
 
     def linear(x: torch.Tensor, out: torch.Tensor) -> None:
         if out.numel() == 0:
             return
-        note_variant("aiter float8 product", *weight.shape)
+        note_variant("aiter float8 product", *shape)
         library_module("aiter.ops.triton.gemm_a16w8_blockscale").gemm_a16w8_blockscale(
             x.to(torch.bfloat16), elements, scales, dtype=torch.float32, y=out
         )

@@ -178,7 +178,7 @@ def held_positions(rows: int, longest: int, bytes_of_position: int) -> int:
 
 
 def _make(weight: QuantizedTensor, heads: int, rounded: bool) -> Callable[..., None]:
-    planes = take_apart(weight)
+    planes, outputs = take_apart(weight), weight.shape[0]
 
     def mla_extend_expanded(
         q: torch.Tensor,
@@ -189,7 +189,7 @@ def _make(weight: QuantizedTensor, heads: int, rounded: bool) -> Callable[..., N
         scale: float,
         out: torch.Tensor,
     ) -> None:
-        rows, outputs, longest = seq_lens.shape[0], weight.shape[0], page_table.shape[1] * latent_cache.shape[2]
+        rows, longest = seq_lens.shape[0], page_table.shape[1] * latent_cache.shape[2]
         if not q.shape[0] or not rows:
             return
         dtype = torch.bfloat16 if rounded else torch.float32

@@ -16,6 +16,7 @@ import torch
 from tokenspeed_kernel.fp4_rows import FP4_GROUP
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
+from tokenspeed_kernel_triton import planes
 from tokenspeed_kernel_triton.configs import row_blocks
 from tokenspeed_kernel_triton.device import architecture_of, processors_of
 from tokenspeed_kernel_triton.loading import Launch
@@ -86,20 +87,12 @@ def take_apart(weight: QuantizedTensor) -> Fp4Planes:
     of a row have not all the same float32."""
     if weight.format not in FP4_GROUP:
         raise WeightError(f"{weight.source}: {weight.format} is none of {', '.join(sorted(FP4_GROUP))}")
-    rows, columns = weight.shape
-    blocks = weight.plane.view(rows, columns // weight.block_elements, -1)
-    header = 8 if weight.format == "nvfp4" else 1
-    # byte j of 16 holds the elements j and j + 16 of 32
-    packed = blocks[..., header:].reshape(rows, columns // 32, 16)
-    elements = torch.cat([packed & 15, packed >> 4], dim=-1).view(rows, columns // 2, 2)
-    codes = elements[..., 0] | (elements[..., 1] << 4)
-    if weight.format == "gguf_mxfp4":
-        return Fp4Planes(32, weight.shape, codes, blocks[..., 0].contiguous(), None)
-    whole = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
-    if bool((whole != whole[:, :1]).any()):
+    taken = planes.take_apart(weight)
+    if taken.kind not in planes.FLOAT4:
         raise WeightError(f"{weight.source}: the blocks of a row have several float32 scales; put rows together only")
-    scales = blocks[..., 4:8].reshape(rows, columns // 16).contiguous()
-    return Fp4Planes(16, weight.shape, codes, scales, whole[:, 0].contiguous())
+    assert taken.scales is not None, "both formats have them"
+    whole = None if taken.units is None else taken.units.view(-1)
+    return Fp4Planes(taken.group, weight.shape, taken.elements, taken.scales.view(torch.uint8), whole)
 
 
 def empty_rows(rows: int, columns: int, group: int, device: torch.device) -> Fp4Planes:

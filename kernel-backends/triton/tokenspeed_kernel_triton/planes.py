@@ -1,14 +1,15 @@
 """Weights as the device's kernels take them: elements in one plane, scales in another, so that a tile reads both in
 whole lines. What an element stands for stays exact.
 
-Dense weights are taken as they lie. Of the others a weight is copied once, when it is bound. Elements of five and six
-bits have their high bits in a plane of their own, so that they take no more memory than in the file; those of two and
-three bits take four.
+Dense weights are taken as they lie. Of the others a weight is copied once, when it is bound, for all kernels that take
+it; whoever binds it lets the original go. Elements of five and six bits have their high bits in a plane of their own,
+so that they take no more memory than in the file; those of two and three bits take four.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -45,9 +46,10 @@ class Planes:
         high_bits: of a quant above its nibble: 0, 1 or 2.
         high: those, uint8 [N, bytes]: byte i of each ``half`` holds, from the lowest bits on, those of the elements i,
             i + half, i + 2 half and so on.
-        scales: [N, K / group], float32, or of 8 bits in units of ``units``; of "mxfp4" e8m0 as uint8, of "nvfp4" e4m3.
+        scales: [N, K / group], float32 or float16, or of 8 bits in units of ``units``; of "mxfp4" e8m0 as uint8, of
+            "nvfp4" e4m3.
         minima: likewise, added to every element of a group.
-        units, minimum_units: float [N, K / unit].
+        units, minimum_units: float32 or float16 [N, K / unit].
         unit: elements under one unit; 0 without units. Of "nvfp4" a row has one unit.
     """
 
@@ -106,7 +108,17 @@ class Planes:
 
 
 def take_apart(weight: QuantizedTensor) -> Planes:
-    """The planes of a weight: a view of a dense one, else a copy."""
+    """The planes of a weight: a view of a dense one, else a copy, the same one as long as the weight is there."""
+    found = _taken.get(weight)
+    if found is None:
+        found = _taken[weight] = _planes_of(weight)
+    return found
+
+
+_taken: "WeakKeyDictionary[QuantizedTensor, Planes]" = WeakKeyDictionary()
+
+
+def _planes_of(weight: QuantizedTensor) -> Planes:
     name, shape = weight.format, weight.shape
     if name in DENSE:
         return Planes("dense", 0, shape, weight.plane)
@@ -114,7 +126,7 @@ def take_apart(weight: QuantizedTensor) -> Planes:
     if name.endswith("_k"):
         return _in_slices(lambda part: _of_k_blocks(name, part), blocks)
     if name == "nvfp4":
-        return _of_nvfp4(shape, blocks)
+        return _of_nvfp4(blocks)
     if name == "fp8_blocks":
         scales = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
         elements = blocks[..., 4:].contiguous().view(torch.float8_e4m3fn).view(shape)
@@ -123,21 +135,25 @@ def take_apart(weight: QuantizedTensor) -> Planes:
         elements = blocks[..., 2:].contiguous().view(torch.int8).view(shape)
         return Planes("eight", 32, shape, elements, scales=_floats(blocks, 0))
     if name == "gguf_mxfp4":
-        return Planes("mxfp4", 32, shape, _neighbours(blocks[..., 1:], shape), scales=blocks[..., 0].contiguous())
+        return _in_slices(_of_mxfp4, blocks)
     return _in_slices(lambda part: _of_thirty_two(name, part), blocks)
 
 
 def _in_slices(take: Callable[[torch.Tensor], Planes], blocks: torch.Tensor) -> Planes:
     """``take`` of blocks [N, groups, bytes], SLICE_BYTES at a time: quants of a byte each would be twice the weight."""
-    step = max(1, SLICE_BYTES // max(1, blocks[0:1].numel()))
-    parts = [take(blocks[start : start + step]) for start in range(0, max(1, blocks.shape[0]), step)]
-    if len(parts) == 1:
-        return parts[0]
-    joined: dict[str, Any] = {"shape": (blocks.shape[0], parts[0].shape[1])}
-    for entry in fields(Planes):
-        if isinstance(getattr(parts[0], entry.name), torch.Tensor):
-            joined[entry.name] = torch.cat([getattr(part, entry.name) for part in parts])
-    return replace(parts[0], **joined)
+    rows, step = blocks.shape[0], max(1, SLICE_BYTES // max(1, blocks[0:1].numel()))
+    part = take(blocks[:step])
+    if step >= rows:
+        return part
+    found = [(entry.name, getattr(part, entry.name)) for entry in fields(Planes)]
+    whole: dict[str, Any] = {
+        name: plane.new_empty(rows, plane.shape[1]) for name, plane in found if isinstance(plane, torch.Tensor)
+    }
+    for start in range(0, rows, step):
+        part = part if not start else take(blocks[start : start + step])
+        for name, plane in whole.items():
+            plane[start : start + step] = getattr(part, name)
+    return replace(part, shape=(rows, part.shape[1]), **whole)
 
 
 def _of_thirty_two(name: str, blocks: torch.Tensor) -> Planes:
@@ -178,26 +194,45 @@ def _of_k_blocks(name: str, blocks: torch.Tensor) -> Planes:
         high=_high_plane(quants, group, high_bits) if high_bits else None,
         scales=found.scales.reshape(shape[0], -1),
         minima=None if found.minimums is None else found.minimums.reshape(shape[0], -1),
-        units=found.unit.squeeze(-1),
-        minimum_units=None if minimum_units is None else -minimum_units.squeeze(-1),
+        units=found.unit.squeeze(-1).half(),  # which they are in the block
+        minimum_units=None if minimum_units is None else -minimum_units.squeeze(-1).half(),
         unit=256,
     )
 
 
-def _of_nvfp4(shape: tuple[int, int], blocks: torch.Tensor) -> Planes:
+def _of_mxfp4(blocks: torch.Tensor) -> Planes:
+    """Groups of 32 under a power of two."""
+    shape = (blocks.shape[0], blocks.shape[1] * 32)
+    return Planes("mxfp4", 32, shape, _neighbours(blocks[..., 1:], shape), scales=blocks[..., 0].contiguous())
+
+
+def _of_nvfp4(blocks: torch.Tensor) -> Planes:
     """Groups of 16 under an e4m3 scale; the float32 over all is kept once a row where all blocks of a row agree."""
     units = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
+    return _in_slices(_of_matrices if bool((units == units[:, :1]).all()) else _of_mixed_rows, blocks)
+
+
+def _of_matrices(blocks: torch.Tensor) -> Planes:
+    """NVFP4 of which each row is one matrix's."""
+    shape = (blocks.shape[0], blocks.shape[1] * 64)
     scales = blocks[..., 4:8].contiguous().view(torch.float8_e4m3fn).view(shape[0], -1)
-    if bool((units == units[:, :1]).all()):
-        nibbles = _neighbours(split_last(blocks[..., 8:], 2, 16).flatten(1, 2), shape)
-        return Planes("nvfp4", 16, shape, nibbles, scales=scales, units=units[:, :1].contiguous(), unit=shape[1])
+    units = blocks[:, 0, :4].contiguous().view(torch.float32)
+    nibbles = _neighbours(split_last(blocks[..., 8:], 2, 16).flatten(1, 2), shape)
+    return Planes("nvfp4", 16, shape, nibbles, scales=scales, units=units, unit=shape[1])
+
+
+def _of_mixed_rows(blocks: torch.Tensor) -> Planes:
+    """NVFP4 of which a row has parts of several matrices."""
+    shape = (blocks.shape[0], blocks.shape[1] * 64)
+    units = blocks[..., :4].contiguous().view(torch.float32).squeeze(-1)
+    scales = blocks[..., 4:8].contiguous().view(torch.float8_e4m3fn).view(shape[0], -1).float()
     nibbles = blocks[..., 8:].contiguous().view(shape[0], shape[1] // 2)
-    return Planes("e2m1", 16, shape, nibbles, 16, scales=scales.float() * units.repeat_interleave(4, dim=1))
+    return Planes("e2m1", 16, shape, nibbles, 16, scales=scales * units.repeat_interleave(4, dim=1))
 
 
 def _floats(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """The float16 at byte ``at`` of each block [N, groups, bytes], as float32 [N, groups]."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1).float()
+    """The float16 at byte ``at`` of each block [N, groups, bytes], [N, groups]."""
+    return blocks[..., at : at + 2].contiguous().view(torch.float16).squeeze(-1)
 
 
 def _neighbours(nibbles: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

@@ -23,9 +23,10 @@ from tokenspeed_kernel.quantized import QuantizedTensor
 class WeightMemory(Protocol):
     """Where loaded weights stay."""
 
-    def keep(self, weights: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
-        """The same weights where they stay: as they are, or copies, one behind the other in one piece of memory. All
-        that is read of the given ones is read when this returns."""
+    def keep(self, runs: Sequence[Sequence[QuantizedTensor]]) -> list[QuantizedTensor]:
+        """The same weights in the same order where they stay: as they are, or copies, those of a run one behind the
+        other in a piece of memory of their own, which is let go when they are. All that is read of the given ones is
+        read when this returns."""
         ...
 
     def keep_vector(self, vector: torch.Tensor) -> torch.Tensor:
@@ -36,8 +37,8 @@ class WeightMemory(Protocol):
 class WhereRead:
     """Weights stay where their source has them: of most that is the file's own memory."""
 
-    def keep(self, weights: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
-        return list(weights)
+    def keep(self, runs: Sequence[Sequence[QuantizedTensor]]) -> list[QuantizedTensor]:
+        return [weight for run in runs for weight in run]
 
     def keep_vector(self, vector: torch.Tensor) -> torch.Tensor:
         return vector
@@ -80,16 +81,22 @@ def load_weights(
         read: list[tuple[WeightSpec, QuantizedTensor]] = []
         for done, spec in layer:
             report(done, len(specs), spec.name)
-            order = (
-                unpermuted_rows(spec.shape[0], spec.rotary_heads) if q_and_k_permuted and spec.rotary_heads else None
-            )
-            if spec.is_matrix:
-                read.append((spec, _stack(source, spec) if spec.parts else _matrix(source, spec, order)))
+            weight = read_weight(source, spec, q_and_k_permuted=q_and_k_permuted)
+            if isinstance(weight, QuantizedTensor):
+                read.append((spec, weight))
             else:
-                vectors[spec.name] = memory.keep_vector(_vector(source, spec, order))
+                vectors[spec.name] = memory.keep_vector(weight)
         _keep(source, memory, read, matrices)
     report(len(specs), len(specs), source.where)
     return LoadedWeights(matrices=matrices, vectors=vectors, rotary_factors=source.rotary_factors())
+
+
+def read_weight(source: WeightSource, spec: WeightSpec, *, q_and_k_permuted: bool) -> QuantizedTensor | torch.Tensor:
+    """The rank's part of one weight, a matrix or a vector, where the source has it; see load_weights."""
+    order = unpermuted_rows(spec.shape[0], spec.rotary_heads) if q_and_k_permuted and spec.rotary_heads else None
+    if not spec.is_matrix:
+        return _vector(source, spec, order)
+    return _stack(source, spec) if spec.parts else _matrix(source, spec, order)
 
 
 def _layer_of(name: str) -> str:
@@ -105,7 +112,8 @@ def _keep(
     matrices: dict[str, QuantizedTensor],
 ) -> None:
     """Puts what was read where it stays; of what was copied there nothing else is kept."""
-    kept = memory.keep([weight for _, weight in read])
+    runs = [[weight for _, weight in run] for _, run in groupby(read, key=lambda pair: _run_of(*pair))]
+    kept = memory.keep(runs)
     copied = False
     for (spec, weight), held in zip(read, kept, strict=True):
         matrices[spec.name] = held
@@ -115,6 +123,13 @@ def _keep(
                 source.forget(tensor.name)
     if copied:
         source.reuse()
+
+
+def _run_of(spec: WeightSpec, weight: QuantizedTensor) -> tuple[str, int, str]:
+    """Equal of neighbours that may be joined. A mixture's matrices never are, so that kernels that hold them in another
+    form let go of what was loaded."""
+    of_experts = bool(spec.parts) or len(spec.stored) == 3
+    return weight.format, weight.shape[1], spec.name if of_experts else ""
 
 
 def _check_shapes(source: WeightSource, spec: WeightSpec) -> None:
