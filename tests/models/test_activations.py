@@ -1,41 +1,61 @@
 """What linears may round their inputs to: the configuration's word, by weight, behind the environment's."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from tokenspeed.layers.kernels import KernelBinder
+from tokenspeed.recipes import activation_type
 from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.resolved import Activations
 from tokenspeed_kernel import ops
+from tokenspeed_kernel.binding import Bound
 from tokenspeed_kernel.numerics.weights import random_weight
 from tokenspeed_kernel.ops.activation import GatedActivation
-from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
+from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE, allowed_activations
 from tokenspeed_kernel.quantized import QuantizedTensor
+from tokenspeed_kernel.signature import WEIGHT_FORMATS
 
 
 @pytest.mark.parametrize(
-    ("activations", "dtype", "environment", "asked"),
+    ("activations", "device", "stored", "environment", "asked"),
     [
-        ("auto", torch.bfloat16, "", "bfloat16"),
-        ("auto", torch.float16, "", "float32"),
-        ("auto", torch.float32, "", "float32"),
-        ("float32", torch.bfloat16, "", "float32"),
-        ("bfloat16", torch.float32, "", "bfloat16"),
-        ("float32", torch.bfloat16, "bfloat16", "bfloat16"),
-        ("bfloat16", torch.bfloat16, "float32", "float32"),
+        ("auto", "cpu", "bfloat16", "", "bfloat16"),
+        ("auto", "cpu", "float16", "", "float32"),
+        ("auto", "cpu", "float32", "", "float32"),
+        ("auto", "cpu", "gguf_q4_0", "", "float32"),
+        ("auto", "cpu", "nvfp4", "", "float32"),
+        *(("auto", "cuda", stored, "", "bfloat16") for stored in sorted(WEIGHT_FORMATS) if stored != "float32"),
+        ("auto", "cuda", "float32", "", "float32"),
+        ("auto", "npu", "fp8_blocks", "", "bfloat16"),
+        ("float32", "cpu", "bfloat16", "", "float32"),
+        ("float32", "cuda", "gguf_q8_0", "", "float32"),
+        ("bfloat16", "cpu", "float32", "", "bfloat16"),
+        ("float32", "cpu", "bfloat16", "bfloat16", "bfloat16"),
+        ("auto", "cuda", "gguf_q8_0", "float32", "float32"),
+        ("bfloat16", "cpu", "bfloat16", "float32", "float32"),
     ],
 )
 def test_each_weight_is_asked_for_with_its_rounding(
-    monkeypatch: pytest.MonkeyPatch, activations: Activations, dtype: torch.dtype, environment: str, asked: str
+    monkeypatch: pytest.MonkeyPatch, activations: Activations, device: str, stored: str, environment: str, asked: str
 ) -> None:
     monkeypatch.setenv(ACTIVATIONS_VARIABLE, environment)
-    weight = QuantizedTensor.from_dense(torch.randn(8, 64).to(dtype), "test")
-    binder = KernelBinder({}, activations=activations)
+    weight = random_weight(stored, 8, 256, torch.Generator().manual_seed(1)).weight
+    binder = KernelBinder({}, activations=activations, device=device)
+    bind, given = ops.bind_linear, []
+
+    def noted(*arguments: Any, activations: str | None, **more: Any) -> Bound:
+        given.append(allowed_activations(activations))
+        return bind(*arguments, activations=activations, **more)
+
+    monkeypatch.setattr(ops, "bind_linear", noted)
     linear = binder.linear(weight, None)
+    assert given == [asked]
     monkeypatch.delenv(ACTIVATIONS_VARIABLE)
-    expected = ops.bind_linear(weight, None, activations=asked)
+    expected = bind(weight, None, activations=asked)
     assert binder.chosen["gemm.linear"] == expected.spec.name
-    x, ours, theirs = torch.randn(3, 64), torch.empty(3, 8), torch.empty(3, 8)
+    x, ours, theirs = torch.randn(3, 256), torch.empty(3, 8), torch.empty(3, 8)
     linear(x, ours)
     expected(x, theirs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -70,3 +90,7 @@ def test_experts_of_two_formats_keep_their_activations(monkeypatch: pytest.Monke
     assert "fp4" not in binder.chosen["moe.experts"]
     binder.experts(*alike, None, None, GatedActivation("silu"))
     assert "reference_moe_experts_fp4" in binder.chosen["moe.experts"]
+
+
+def test_the_plan_knows_the_variable_by_its_name() -> None:
+    assert activation_type.ACTIVATIONS_VARIABLE == ACTIVATIONS_VARIABLE

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tokenspeed.recipes.activation_type import ACTIVATIONS_VARIABLE
 from tokenspeed.recipes.boxes import nearest_boxes, render_boxes
 from tokenspeed.recipes.capacity import BLOCK_ALIGNMENT, MOST_LARGEST, cache_shape, share_parents
 from tokenspeed.recipes.catalogue import configs_directory, find_recipe, load_hardware, load_recipe, recipe_names
@@ -225,3 +226,20 @@ def test_blocks_without_a_small_common_multiple_are_padded_and_waste_little(size
 def test_blocks_with_a_small_common_multiple_are_left_as_they_are() -> None:
     assert share_parents((48_000, 12_000)) == ((48_000, 12_000), 48_000)
     assert share_parents((6, 4)) == ((6, 4), 12)
+
+
+def test_what_goes_into_products_and_who_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*assignments: str, profile: str = "h200-int4") -> list[str]:
+        lines = render_plan(plan("kimi-k2.5", "h200", *assignments, profile=profile))
+        return [line for line in lines if line.startswith("products  ")]
+
+    monkeypatch.delenv(ACTIVATIONS_VARIABLE, raising=False)
+    assert said() == ["products  of bfloat16 activations: auto for int4 weights on a device (default)"]
+    assert said(profile="smoke") == ["products  of float32 activations: auto for float32 weights on the CPU (default)"]
+    assert said("activations=float32") == ["products  of float32 activations (SET activations)"]
+    assert said("activations=fp4") == [
+        "products  of fp4 activations where weights have four bits (SET activations), else of bfloat16 activations: "
+        "auto for int4 weights on a device"
+    ]
+    monkeypatch.setenv(ACTIVATIONS_VARIABLE, "float32")
+    assert said("activations=bfloat16") == [f"products  of float32 activations ({ACTIVATIONS_VARIABLE})"]

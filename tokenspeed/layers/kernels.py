@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from tokenspeed.recipes.activation_type import auto_activations
 from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.resolved import Activations
 from tokenspeed_kernel import ops
@@ -71,9 +72,9 @@ OPERATIONS = (
 class KernelBinder:
     """One engine's choice of kernels.
 
-    ``activations``: what products may round their inputs to; "auto" is bfloat16 for weights, and caches, in bfloat16
-    (what such a model computes in where it was trained), else float32. "fp4" counts for weights whose elements have
-    four bits; the others are served as by "auto". TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
+    ``activations``: what products may round their inputs to; "auto" follows weight or cache, and ``device`` (see
+    auto_activations). "fp4" counts for weights whose elements have four bits; the others are served as by "auto".
+    TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
     ``around``: put around each kernel, where someone has to know of its calls.
 
     Attributes:
@@ -81,13 +82,19 @@ class KernelBinder:
     """
 
     def __init__(
-        self, overrides: Mapping[str, str], *, activations: Activations = "auto", around: Around | None = None
+        self,
+        overrides: Mapping[str, str],
+        *,
+        activations: Activations = "auto",
+        device: str = "cpu",
+        around: Around | None = None,
     ) -> None:
         unknown = sorted(set(overrides) - set(OPERATIONS))
         if unknown:
             raise ValueError(f"kernels: {', '.join(unknown)} is no operation; operations are {', '.join(OPERATIONS)}")
         self._overrides = dict(overrides)
         self._activations = activations
+        self._device = device
         self._around = around
         self.chosen: dict[str, str] = {}
         self._specs: list[KernelSpec] = []
@@ -166,7 +173,7 @@ class KernelBinder:
         elif os.environ.get(ACTIVATIONS_VARIABLE):
             return None
         if self._asked in ("auto", "fp4"):
-            return "bfloat16" if stored[0] == "bfloat16" else "float32"
+            return auto_activations(stored[0], self._device)
         return self._activations
 
     def embedding(self, weight: QuantizedTensor) -> Kernel:

@@ -61,6 +61,7 @@ class ModelFacts:
         groups, dimensions: what is cached and computed; no dimensions where the recipe has none.
         context: tokens the model was made for.
         stored: the type of the checkpoint's weights.
+        format: how its matrices are stored: the type, or a quantised format.
         weight_bytes: of all ranks together; 0 unknown.
     """
 
@@ -68,6 +69,7 @@ class ModelFacts:
     dimensions: Dimensions | None
     context: int
     stored: str
+    format: str
     weight_bytes: int
 
 
@@ -204,16 +206,19 @@ def model_facts(resolution: Resolution) -> ModelFacts:
             count = count_parameters(dimensions_of(config)).total
             weight_bytes = count * RANDOM_TYPE_BYTES.get(config.dtype, 4)
         else:
-            config, weight_bytes = read_checkpoint(source, planes=_vendor(resolution) in ("nvidia", "amd"))
+            config, weight_bytes = read_checkpoint(source, planes=resolution.vendor in ("nvidia", "amd"))
         stored = "gguf" if source.kind == "gguf" else config.dtype
-        return ModelFacts(groups_of(config), dimensions_of(config), config.context_length, stored, weight_bytes)
+        written = stored if config.quantization is None else "quantised"
+        return ModelFacts(
+            groups_of(config), dimensions_of(config), config.context_length, stored, written, weight_bytes
+        )
     assert resolution.loaded is not None, "a bare path is always present"
     recipe = resolution.loaded.recipe
     stored = getattr(resolution.weights, "format", "")
     weight_bytes = weights_bytes(resolution.weights) or resolution.located.bytes_on_disk
     if _on_cpu(resolution):
         weight_bytes = int(weight_bytes * CPU_GROWTH.get(stored, 1.0))
-    return ModelFacts(recipe.cache_groups, recipe.dimensions, recipe.context, stored, weight_bytes)
+    return ModelFacts(recipe.cache_groups, recipe.dimensions, recipe.context, stored, stored, weight_bytes)
 
 
 def _readable(resolution: Resolution) -> bool:
@@ -222,11 +227,7 @@ def _readable(resolution: Resolution) -> bool:
 
 
 def _on_cpu(resolution: Resolution) -> bool:
-    return _vendor(resolution) == "cpu"
-
-
-def _vendor(resolution: Resolution) -> str:
-    return "cpu" if resolution.loaded is None else resolution.loaded.recipe.profiles[resolution.profile].when.vendor
+    return resolution.vendor == "cpu"
 
 
 def _refuse_indivisible(resolution: Resolution, facts: ModelFacts) -> None:

@@ -1,16 +1,18 @@
 """The plan as lines of text: what runs, why this profile, what it needs, and every value with its source."""
 
+import os
 import textwrap
 
+from tokenspeed.recipes.activation_type import ACTIVATIONS_VARIABLE, auto_activations
 from tokenspeed.recipes.byte_counts import human_bytes
 from tokenspeed.recipes.features import describe_weights
 from tokenspeed.recipes.plan import Plan
-from tokenspeed.recipes.resolve import Resolution, settings
+from tokenspeed.recipes.resolve import DEVICE_OF_VENDOR, Resolution, settings
 
 
 def render_plan(plan: Plan) -> list[str]:
     """All of it."""
-    lines = [*_identity(plan), *_weights(plan), *render_memory(plan), *_cache(plan), *_formats(plan)]
+    lines = [*_identity(plan), *_weights(plan), *render_memory(plan), *_cache(plan), *_products(plan), *_formats(plan)]
     lines += [f"note      {note}" for note in plan.notes]
     lines += [f"missing   {feature}" for feature in plan.resolution.missing]
     lines += [f"no fit    {problem}" for problem in plan.problems]
@@ -91,6 +93,22 @@ def _cache(plan: Plan) -> list[str]:
             behind += f", behind it {keys.kv.storage_dir} ({size})"
         lines.append(f"          {behind}")
     return lines
+
+
+def _products(plan: Plan) -> list[str]:
+    """What goes into products: what "auto" stands for here, or what was asked for, and where that came from."""
+    resolution, stored = plan.resolution, plan.facts.format or "float32"
+    forced = os.environ.get(ACTIVATIONS_VARIABLE)
+    asked = forced or resolution.keys.activations
+    source = ACTIVATIONS_VARIABLE if forced else resolution.sources["activations"]
+    if asked not in ("auto", "fp4"):
+        return [f"products  of {asked} activations ({source})"]
+    device = DEVICE_OF_VENDOR[resolution.vendor]
+    where = "on the CPU" if device == "cpu" else "on a device"
+    auto = f"{auto_activations(stored, device)} activations: auto for {stored} weights {where}"
+    if asked == "fp4":
+        return [f"products  of fp4 activations where weights have four bits ({source}), else of {auto}"]
+    return [f"products  of {auto} ({source})"]
 
 
 def _formats(plan: Plan) -> list[str]:

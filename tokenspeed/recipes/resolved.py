@@ -166,8 +166,8 @@ class ResolvedConfig(_Frozen):
         threads: compute threads of one rank; 0 divides the cores that this process may use among the ranks.
         kernels: op to the name of a kernel or solution that the operator insists on.
         enforce: "latency", "throughput", "determinism" or "portability".
-        activations: what products may round their inputs to; "auto" follows the weight or the cache: bfloat16 to
-            bfloat16, others not at all; "fp4" quantises what meets weights of four bits, and refuses a model without.
+        activations: what products may round their inputs to; "auto" follows the weight or the cache, and the device
+            (see auto_activations); "fp4" quantises what meets weights of four bits, and refuses a model without.
         seed: default seed source for requests that give none (0: from the operating system).
         drain_s: how long SIGTERM waits for open streams.
         env: environment for the engine process.
