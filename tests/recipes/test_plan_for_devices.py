@@ -10,13 +10,14 @@ from tokenspeed.recipes.dimensions import CacheGroup, Dimensions, Experts, Linea
 from tokenspeed.recipes.divisibility import indivisible
 from tokenspeed.recipes.document import RecipeError
 from tokenspeed.recipes.machine import described_machine
+from tokenspeed.recipes.memory import LATER_TERMS, device_terms
 from tokenspeed.recipes.overrides import set_values
 from tokenspeed.recipes.parameters import count_parameters
 from tokenspeed.recipes.plan import Plan, make_plan
 from tokenspeed.recipes.plan_text import render_plan
 from tokenspeed.recipes.resolve import resolve
 from tokenspeed.recipes.resolved import GIB
-from tokenspeed.recipes.schema import Parallel
+from tokenspeed.recipes.schema import Parallel, SchedulerKeys
 
 
 def plan(target: str, hardware: str, *assignments: str, profile: str | None = None) -> Plan:
@@ -243,3 +244,16 @@ def test_what_goes_into_products_and_who_said_so(monkeypatch: pytest.MonkeyPatch
     ]
     monkeypatch.setenv(ACTIVATIONS_VARIABLE, "float32")
     assert said("activations=bfloat16") == [f"products  of float32 activations ({ACTIVATIONS_VARIABLE})"]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_what_layers_with_a_state_take_beside_their_inputs(ranks: int) -> None:
+    """The delta rule over chunks of 64: 48 value heads in all, keys and values of 128."""
+    recipe = load_recipe(find_recipe("qwen3.8-27b")).recipe
+    assert recipe.dimensions is not None and recipe.dimensions.linear is not None
+    linear = recipe.dimensions.linear
+    assert (linear.value_heads, linear.key_dim, linear.value_dim) == (48, 128, 128)
+    keys = SchedulerKeys.model_validate({"max_seqs": 16, "chunk": 2048})
+    terms = {term.name: term.bytes for term in device_terms(recipe.dimensions, Parallel(tp=ranks), keys)}
+    assert terms["state workspace"] == 4 * (48 // ranks) * (2064 * (2 * 64 + 128 + 128) + 16 * 128 * 128)
+    assert "state workspace" in LATER_TERMS

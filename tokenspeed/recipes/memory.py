@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tokenspeed.recipes.capture_ladder import CaptureKeys, capture_ladder
-from tokenspeed.recipes.dimensions import Compression, Dimensions
+from tokenspeed.recipes.dimensions import Compression, Dimensions, LinearAttention
 from tokenspeed.recipes.parameters import count_parameters
 from tokenspeed.recipes.schema import Parallel
 
@@ -33,7 +33,10 @@ COLLECTIVE_BYTES = 512 << 20
 EXCHANGE_BYTES = 1 << 30
 """Heaps for exchanging tokens among experts on different ranks."""
 
-LATER_TERMS = ("expert workspace", "graphs", "communication")
+DELTA_CHUNKS = (32, 64)
+"""Tokens that kernels of devices take of the gated delta rule at a time, by architecture."""
+
+LATER_TERMS = ("expert workspace", "state workspace", "graphs", "communication")
 """Terms of a device that are not there yet when its model is."""
 
 DEFAULT_CONTEXT_BYTES = 700 << 20
@@ -205,11 +208,31 @@ def device_terms(model: Dimensions | None, parallel: Parallel, keys: CaptureKeys
     if model is not None:
         chunk, max_seqs = keys.chunk, keys.max_seqs
         terms += [_activation_term(model, parallel, chunk, max_seqs), *_expert_terms(model, parallel, chunk)]
+        terms += _state_terms(on_one_rank(model, parallel), chunk + max_seqs, max_seqs)
         terms += _graph_terms(model, parallel, keys)
     if parallel.tp * parallel.dp * parallel.pp > 1:
         heaps = COLLECTIVE_BYTES + (EXCHANGE_BYTES if parallel.ep > 1 else 0)
         terms.append(Term(name="communication", bytes=heaps, certainty="estimated"))
     return terms
+
+
+def delta_rule_bytes(linear: LinearAttention, tokens: int, rows: int, chunk: int) -> int:
+    """What the gated delta rule takes beside its inputs for ``tokens`` of ``rows`` requests in chunks of ``chunk``, in
+    float32: for each token the updates of its chunk, what queries see of it, and what comes of the state and of the
+    values; and the states between chunks, of every row, or of as many as so many tokens can have."""
+    each = linear.value_heads * (2 * chunk + linear.key_dim + linear.value_dim)
+    states = min(rows, tokens // (chunk + 1) + 1)
+    return 4 * (tokens * each + states * linear.value_heads * linear.key_dim * linear.value_dim)
+
+
+def _state_terms(model: Dimensions, tokens: int, rows: int) -> list[Term]:
+    """Of layers with a state; one of them computes at a time."""
+    linear = model.linear
+    if linear is None:
+        return []
+    most = max(delta_rule_bytes(linear, tokens, rows, chunk) for chunk in DELTA_CHUNKS)
+    detail = f"{tokens} tokens a step, in chunks of up to {max(DELTA_CHUNKS)}"
+    return [Term(name="state workspace", bytes=most, certainty="counted", detail=detail)]
 
 
 def _graph_terms(model: Dimensions, parallel: Parallel, keys: CaptureKeys) -> list[Term]:
