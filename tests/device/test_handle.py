@@ -198,7 +198,7 @@ def test_results_survive_later_steps(device: DeviceBuild) -> None:
 def test_shutdown_may_come_twice_frees_the_device_side_and_ends_the_thread(folder: Path) -> None:
     device = build(resolved(folder))
     pending = device.handle.execute(*plan_of(Request(prompt=[1], row=1)))  # type: ignore[arg-type]
-    runner = weakref.ref(device.handle._execute_plan.__self__)  # type: ignore[attr-defined]
+    runner = weakref.ref(device.handle._runner)  # type: ignore[attr-defined]
     device.handle.shutdown()
     device.handle.shutdown()
     assert pending.result().tokens.size == 1

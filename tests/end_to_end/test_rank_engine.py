@@ -15,10 +15,11 @@ from in_process_engine import Run, random_llama, run_requests
 from memory_channel import MemoryChannel
 from rank_engine import RankEngine, composed, share
 
-from tokenspeed.device.cache_operations import CacheOperations
-from tokenspeed.device.handle import OperationOutcome
+from tokenspeed.device.cache_operations import CacheOperations, StepCopies
+from tokenspeed.device.local_handle import LocalPendingStep
 from tokenspeed.engine import following
 from tokenspeed.engine.loop import EngineFailure, PeerLost
+from tokenspeed.engine.rank_wire import Start
 from tokenspeed.layers.batch import ForwardBatch
 from tokenspeed.layers.key_value_decoder import KeyValueDecoder
 from tokenspeed.messages import Pooling, SamplingParameters, Submit
@@ -88,16 +89,41 @@ def test_embeddings_of_ranks_are_those_of_one(pooling: Pooling) -> None:
     np.testing.assert_allclose(np.stack(vectors(found)), np.stack(vectors(expected)), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("silence_ms", [60_000, 0])
+def test_other_ranks_ask_for_a_step_once_another_is_queued_behind_it(
+    silence_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for is finished before anything later is launched; the last one where rank 0 fell silent."""
+    execute, done = following.FollowingLoop._execute, LocalPendingStep.done
+    executed: list[object] = []
+    behind: list[int] = []
+
+    def noted_execute(self: following.FollowingLoop, starts: list[Start]) -> None:
+        execute(self, starts)
+        executed.append(self._in_flight[-1])
+
+    def noted_done(self: LocalPendingStep) -> bool:
+        behind.append(len(executed) - 1 - executed.index(self))
+        return done(self)
+
+    monkeypatch.setattr(following, "BUSY_WAIT_MS", silence_ms)
+    monkeypatch.setattr(following.FollowingLoop, "_execute", noted_execute)
+    monkeypatch.setattr(LocalPendingStep, "done", noted_done)
+    run_ranks(random_llama(overlap=1, blocks=60, chunk=32), CROWD[:2], 2)
+    assert behind and (0 in behind) == (silence_ms == 0)
+
+
 def test_a_copy_that_failed_on_one_rank_is_a_block_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     save = CacheOperations.save
 
-    def failing(self: CacheOperations, operations: Sequence[CacheOperation]) -> list[OperationOutcome]:
-        if self._communication.rank == 0:
-            return save(self, operations)
-        sizes = {operation.op_id: operation.group.size for operation in operations}
-        return [
-            replace(outcome, succeeded=np.zeros(sizes[outcome.op_id], np.uint8)) for outcome in save(self, operations)
-        ]
+    def failing(self: CacheOperations, operations: Sequence[CacheOperation]) -> StepCopies:
+        copies = save(self, operations)
+        if self._communication.rank != 0:
+            sizes = {operation.op_id: operation.group.size for operation in operations}
+            copies.outcomes = [
+                replace(outcome, succeeded=np.zeros(sizes[outcome.op_id], np.uint8)) for outcome in copies.outcomes
+            ]
+        return copies
 
     expected = run_requests(random_llama(overlap=0, blocks=60, chunk=32), CROWD)
     monkeypatch.setattr(CacheOperations, "save", failing)

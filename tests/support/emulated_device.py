@@ -164,8 +164,9 @@ class _Machine:
         """Those that their streams have come to."""
         ended = [copy for copy in self.underway if copy.stream.done >= copy.place]
         self.underway = [copy for copy in self.underway if copy not in ended]
-        for copy in ended:
-            copy.end()
+        with torch.inference_mode():  # memory is written, whatever mode the thread that waits is in
+            for copy in ended:
+                copy.end()
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self.pinned

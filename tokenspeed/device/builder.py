@@ -14,16 +14,16 @@ from tokenspeed.device.attention.backends import backend_class
 from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
 from tokenspeed.device.cache_operations import CacheOperations
-from tokenspeed.device.forward_thread import DeviceStateLost, ForwardThread
+from tokenspeed.device.forward_thread import ForwardThread
 from tokenspeed.device.graphs.check import KeepsStates, ReplayCheck, StateBlocks, checks_replays
 from tokenspeed.device.graphs.choice import CaptureSizes, choose_graphs, dispatch_graphs
 from tokenspeed.device.graphs.decode import CapturedDecode
 from tokenspeed.device.graphs.dispatch import DispatchGraphs
 from tokenspeed.device.graphs.pieces import CapturedPrefill
 from tokenspeed.device.graphs.start import capture_all
-from tokenspeed.device.handle import DeviceHandle, RowStart, StepResult
+from tokenspeed.device.handle import DeviceHandle
 from tokenspeed.device.host_arena import HostArena
-from tokenspeed.device.local_handle import ExecutePlan, LocalDeviceHandle
+from tokenspeed.device.local_handle import LocalDeviceHandle
 from tokenspeed.device.placement import Placement
 from tokenspeed.device.process_group import agree_on_kernels
 from tokenspeed.device.runner import Runner, RunnerParts
@@ -130,7 +130,9 @@ def build_device_side(
     log_start_report(selections)
     report("compile", 1, 1, ", ".join(sorted(set(kernels.chosen.values()))))
     host, storage = _tiers(config, placement, layout, kernels, communication)
-    thread = ForwardThread()
+    # A step that raised leaves the other ranks in the middle of theirs: whatever this one exchanged next they would
+    # take for something else.
+    thread = ForwardThread(overlaps=not placement.is_host, goes_on=world == 1)
     try:
         # OpenMP keeps its team size for each thread that starts one, a device's runtime the device.
         thread.run(lambda: torch.set_num_threads(threads))
@@ -182,21 +184,7 @@ def build_device_side(
         kernels=dict(kernels.chosen),
         kernel_doubts=doubts(selections),
     )
-    execute = runner.execute if world == 1 else _with_peers(runner.execute)
-    return DeviceBuild(specs=facts, handle=LocalDeviceHandle(thread, execute, storage))
-
-
-def _with_peers(execute: ExecutePlan) -> ExecutePlan:
-    """A step that raised leaves the other ranks in the middle of theirs: whatever this one exchanged next they would
-    take for something else, so nothing runs after it."""
-
-    def run(plan: "Plan", starts: Sequence[RowStart], submitted: float) -> StepResult:
-        try:
-            return execute(plan, starts, submitted)
-        except Exception as error:
-            raise DeviceStateLost(f"{type(error).__name__}: {error}") from error
-
-    return run
+    return DeviceBuild(specs=facts, handle=LocalDeviceHandle(thread, runner, storage))
 
 
 def _sum_of_known(values: Iterable[int | None]) -> int | None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ import torch
 from tokenspeed.device.cache_arena import CacheArena
 from tokenspeed.device.handle import OperationOutcome
 from tokenspeed.device.host_arena import HostArena
-from tokenspeed.device.placement import Placement
+from tokenspeed.device.placement import Mark, Placement
 from tokenspeed.device.storage.tier import STORAGE_KINDS, StorageTier
 from tokenspeed.layers.communication import ALONE, Communication
 from tokenspeed_scheduler import CacheOperation, OperationKind
@@ -19,6 +20,23 @@ logger = logging.getLogger(__name__)
 SAVES = (OperationKind.WRITE_BACK, OperationKind.IMAGE_SAVE)
 LOADS = (OperationKind.LOAD_BACK, OperationKind.RESTORE)
 TRANSFERS = (OperationKind.HAND_OFF, OperationKind.REMOTE_PREFILL)
+LOOKUPS = (OperationKind.STORAGE_QUERY, OperationKind.STORAGE_FETCH)
+PUTS = (OperationKind.STORAGE_PUT,)
+
+
+@dataclass(slots=True)
+class StepCopies:
+    """What one step copies between device and host, on its way.
+
+    Attributes:
+        operations: all of its plan.
+        outcomes: of those that end with the step; they may be told once ``CacheOperations.end`` returned.
+        copied: behind the copies; None before there are any.
+    """
+
+    operations: Sequence[CacheOperation]
+    outcomes: list[OperationOutcome] = field(default_factory=list)
+    copied: Mark | None = None
 
 
 class CacheOperations:
@@ -26,7 +44,7 @@ class CacheOperations:
 
     A copy that fails is an outcome, never an exception: the step goes on, and whoever waits for the block is told.
     Copies are asynchronous, on a stream of their own that keeps its place among what the step does: what is issued
-    behind a call here sees its copies done. The host does not wait for them before ``wait``.
+    behind a call here sees its copies done. The host does not wait for them before ``end``.
     """
 
     def __init__(
@@ -38,60 +56,69 @@ class CacheOperations:
         communication: Communication = ALONE,
     ) -> None:
         self._placement = placement
-        self._copied = placement.mark()
         self._arena = arena
         self._host = host
         self._storage = storage
         self._communication = communication
 
-    def save(self, operations: Sequence[CacheOperation]) -> list[OperationOutcome]:
-        """Copies to the host, before anything of the step is written, and starts the storage operations, which may put
-        what was just saved. What cannot be done here at all ends as failed."""
-        outcomes = self._copies(operations, SAVES)
+    def save(self, operations: Sequence[CacheOperation]) -> StepCopies:
+        """Copies to the host, before anything of the step is written, and has the storage look up and fetch. What
+        cannot be done here at all ends as failed."""
+        copies = StepCopies(operations)
+        if not operations:
+            return copies
+        self._copy(copies, SAVES)
         for operation in operations:
-            copied = operation.kind in (*SAVES, *LOADS) and self._host is not None
-            if not copied and operation.kind not in STORAGE_KINDS:
-                outcomes.append(_impossible(operation))
-        if any(operation.kind in STORAGE_KINDS for operation in operations):
-            self.wait()  # the threads of the storage read what was saved
-        for operation in operations:
-            if operation.kind in STORAGE_KINDS:
-                if self._storage is None:
-                    outcomes.append(_impossible(operation))
-                else:
-                    self._storage.start(operation)
-        return outcomes
+            tier = self._storage if operation.kind in STORAGE_KINDS else self._host
+            if tier is None or operation.kind in TRANSFERS:
+                copies.outcomes.append(_impossible(operation))
+        self._start(copies, LOOKUPS)
+        return copies
 
-    def load(self, operations: Sequence[CacheOperation]) -> list[OperationOutcome]:
+    def load(self, copies: StepCopies) -> None:
         """Copies from the host, once zeroing and copying are done and before the batch reads."""
-        return self._copies(operations, LOADS)
+        self._copy(copies, LOADS)
 
-    def _copies(self, operations: Sequence[CacheOperation], kinds: Sequence[OperationKind]) -> list[OperationOutcome]:
+    def end(self, copies: StepCopies) -> None:
+        """Returns once every copy is done that was started, and has the storage put: it may be what was just saved."""
+        if copies.copied is not None:
+            copies.copied.wait()
+        self._start(copies, PUTS)
+
+    def _copy(self, copies: StepCopies, kinds: Sequence[OperationKind]) -> None:
         """Those of ``kinds``, SAVES or LOADS."""
         host, arena = self._host, self._arena
-        wanted = [] if host is None else [operation for operation in operations if operation.kind in kinds]
+        wanted = [] if host is None else [operation for operation in copies.operations if operation.kind in kinds]
         if host is None or not wanted:
-            return []
+            return
+        if copies.copied is None:
+            copies.copied = self._placement.mark()
         copy = host.save if kinds is SAVES else host.load
         with self._placement.copying():
-            outcomes = [
+            copies.outcomes += [
                 OperationOutcome(op_id=each.op_id, succeeded=copy(arena, each.group, each.source, each.target))
                 for each in wanted
             ]
-            self._copied.set()
-        return outcomes
+            copies.copied.set()
 
-    def wait(self) -> None:
-        """Returns once every copy is done that was started: its outcome may be told."""
-        self._copied.wait()
+    def _start(self, copies: StepCopies, kinds: Sequence[OperationKind]) -> None:
+        if self._storage is None:
+            return
+        for operation in copies.operations:
+            if operation.kind in kinds:
+                self._storage.start(operation)
 
-    def agreed(
-        self, operations: Sequence[CacheOperation], outcomes: Sequence[OperationOutcome]
-    ) -> tuple[OperationOutcome, ...]:
-        """The same once every rank has made its copies: a block is there where all of them have their part of it."""
-        if self._communication.world == 1:
+    def exchanges(self, copies: StepCopies) -> bool:
+        """Whether ``agreed`` asks the other ranks."""
+        return self._communication.world > 1 and bool(copies.outcomes)
+
+    def agreed(self, copies: StepCopies) -> tuple[OperationOutcome, ...]:
+        """The outcomes once every rank has made its copies: a block is there where all of them have their part of
+        it."""
+        outcomes = copies.outcomes
+        if not self.exchanges(copies):
             return tuple(outcomes)
-        sizes = {operation.op_id: _count(operation) for operation in operations}
+        sizes = {operation.op_id: _count(operation) for operation in copies.operations}
         counts = [sizes[outcome.op_id] for outcome in outcomes]
         flags = [
             np.ones(count, np.uint8) if outcome.succeeded is None else outcome.succeeded

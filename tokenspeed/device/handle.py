@@ -93,12 +93,26 @@ class OperationOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimings:
-    """Seconds: waiting in the forward thread's queue, preparing inputs on the host, the forward, sampling."""
+    """Seconds of the forward thread, of one step alone: what it does for another in between is that one's.
+
+    On the host's own memory the work is done when its part ends. On a device all parts but the last queue it and do not
+    wait: there ``forward`` is what it takes to queue one, and ``sample`` has whatever of the whole step the device had
+    yet to do when the thread came to finish it. Without ``queued``, all steps together take no more time than passed.
+
+    Attributes:
+        queued: waiting in the thread's queue, and for the step before where that had to be finished.
+        prepare: preparing inputs on the host.
+        forward: the forward.
+        sample: sampling, and waiting for the result.
+        overlapped: the step was queued on the device before the host waited for the one before it, so that the device
+            had no pause between them.
+    """
 
     queued: float
     prepare: float
     forward: float
     sample: float
+    overlapped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,13 +160,17 @@ class StorageUsage:
 
 
 class PendingStep(Protocol):
-    """A step that was handed to the forward thread."""
+    """A step that was handed to the forward thread.
+
+    Asking for its result says that nothing more is to be queued on the device before it is waited for: what was handed
+    over so far goes first.
+    """
 
     @property
     def forward_id(self) -> int: ...
 
     def done(self) -> bool:
-        """Whether ``result`` would return (or raise) at once."""
+        """Asks for the result; whether ``result`` would return (or raise) at once. Never blocks."""
         ...
 
     def result(self) -> StepResult:

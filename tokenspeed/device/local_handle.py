@@ -1,53 +1,84 @@
 """The device handle of this process: it queues plans on the forward thread and holds nothing else."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from tokenspeed.device.forward_thread import ForwardThread
+from tokenspeed.device.forward_thread import ForwardThread, Launched
 from tokenspeed.device.handle import OperationOutcome, RowStart, StepResult, StorageUsage
 from tokenspeed.device.storage.tier import StorageTier
 
 if TYPE_CHECKING:
     from tokenspeed_scheduler import Plan
 
-ExecutePlan = Callable[["Plan", Sequence[RowStart], float], StepResult]
+
+class PlanRunner(Protocol):
+    """Whatever executes plans; see Runner."""
+
+    def must_follow(self, plan: "Plan", starts: Sequence[RowStart], before: Launched) -> bool: ...
+
+    def launch(self, plan: "Plan", starts: Sequence[RowStart], submitted: float, *, overlapped: bool) -> Launched: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedStep:
+    """See Launchable."""
+
+    runner: PlanRunner
+    plan: "Plan"
+    starts: Sequence[RowStart]
+    submitted: float
+
+    def must_follow(self, before: Launched) -> bool:
+        return self.runner.must_follow(self.plan, self.starts, before)
+
+    def launch(self, *, overlapped: bool) -> Launched:
+        return self.runner.launch(self.plan, self.starts, self.submitted, overlapped=overlapped)
 
 
 class LocalPendingStep:
     """A queued step; see PendingStep."""
 
-    def __init__(self, forward_id: int, future: "Future[StepResult]") -> None:
+    def __init__(self, forward_id: int, thread: ForwardThread, future: "Future[StepResult]") -> None:
         self.forward_id = forward_id
+        self._thread = thread
         self._future = future
+        self._is_asked = False
 
     def done(self) -> bool:
+        self._ask()
         return self._future.done()
 
     def result(self) -> StepResult:
+        self._ask()
         return self._future.result()
+
+    def _ask(self) -> None:
+        if not (self._is_asked or self._future.done()):
+            self._is_asked = True
+            self._thread.ask(self._future)
 
 
 class LocalDeviceHandle:
-    """See DeviceHandle. ``execute_plan`` runs on the forward thread; it holds all that the device side has.
+    """See DeviceHandle. ``runner`` runs on the forward thread; it holds all that the device side has.
 
     ``storage`` is None where there is no storage tier.
     """
 
-    def __init__(self, thread: ForwardThread, execute_plan: ExecutePlan, storage: StorageTier | None) -> None:
+    def __init__(self, thread: ForwardThread, runner: PlanRunner, storage: StorageTier | None) -> None:
         self._thread = thread
         self._storage = storage
-        self._execute_plan: ExecutePlan | None = execute_plan
+        self._runner: PlanRunner | None = runner
 
     def execute(self, plan: "Plan", starts: Sequence[RowStart]) -> LocalPendingStep:
         """Queues ``plan``; RuntimeError after ``shutdown``."""
-        execute_plan = self._execute_plan
-        if execute_plan is None:
+        runner = self._runner
+        if runner is None:
             raise RuntimeError("the device side was shut down; no more plans can be executed")
-        frozen, submitted = tuple(starts), time.perf_counter()
-        future = self._thread.submit(lambda: execute_plan(plan, frozen, submitted))
-        return LocalPendingStep(plan.forward_id, future)
+        future = self._thread.launch(_PlannedStep(runner, plan, tuple(starts), time.perf_counter()))
+        return LocalPendingStep(plan.forward_id, self._thread, future)
 
     def finished_operations(self) -> list[OperationOutcome]:
         return [] if self._storage is None else self._storage.finished()
@@ -57,7 +88,7 @@ class LocalDeviceHandle:
 
     def shutdown(self) -> None:
         """Ends the forward thread, then those of the storage, after what was queued; lets go of arena and weights."""
-        self._execute_plan = None
+        self._runner = None
         self._thread.shutdown()
         storage, self._storage = self._storage, None
         if storage is not None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from tokenspeed.device.attention.backend import AttentionBackend, ForwardMode
 from tokenspeed.device.block_tables import BlockTables
 from tokenspeed.device.cache_arena import CacheArena
-from tokenspeed.device.cache_operations import CacheOperations
+from tokenspeed.device.cache_operations import CacheOperations, StepCopies
+from tokenspeed.device.forward_thread import Launched
 from tokenspeed.device.graphs.decode import CapturedDecode
 from tokenspeed.device.graphs.pieces import CapturedPrefill
-from tokenspeed.device.handle import RowStart, StepResult, StepTimings
+from tokenspeed.device.handle import RowStart, StepResult
+from tokenspeed.device.launched import Batch, LaunchedStep, PromptPart
 from tokenspeed.device.placement import Landing, Placement
-from tokenspeed.device.pooling import Pooled, Pooler, pooled
-from tokenspeed.device.sampling.sampler import Draw, Logprobs, Sampled, Sampler
+from tokenspeed.device.pooling import Pooler
+from tokenspeed.device.sampling.sampler import Draw, Logprobs, Sampler
 from tokenspeed.device.step_inputs import Step, StepInputs
 from tokenspeed.layers.batch import Attention, ForwardBatch
-from tokenspeed.messages import PromptLogprobs
-from tokenspeed.messages.output import TokenLogprobs
 from tokenspeed.models import Model
 from tokenspeed_kernel.steps import one_forward
 
@@ -57,20 +57,56 @@ class Runner:
         self._parts = parts
         self._operations = operations
         self._pooler = Pooler()
-        self._landing = Landing(parts.placement)
         self._table_tensors = {tables.group_id: tables.tensor for tables in parts.tables}
 
     def execute(self, plan: "Plan", starts: Sequence[RowStart], submitted: float) -> StepResult:
-        """Runs ``plan``; ``submitted`` is when it was queued (time.perf_counter).
+        """Launches ``plan`` and finishes it at once."""
+        return self.launch(plan, starts, submitted, overlapped=False).finish()
+
+    def must_follow(self, plan: "Plan", starts: Sequence[RowStart], before: Launched) -> bool:
+        """Whether ``plan`` may be launched only once ``before`` is finished: the mask of a row under a constraint is
+        filled on the host, from the token that the row drew before, and all masks go to the device as one piece, which
+        is not to be written while it does."""
+        if not before.is_constrained:
+            return False
+        return any(start.grammar is not None for start in starts) or self._parts.sampler.constrains(
+            plan.row[plan.samples != 0]
+        )
+
+    def launch(self, plan: "Plan", starts: Sequence[RowStart], submitted: float, *, overlapped: bool) -> LaunchedStep:
+        """Queues all of ``plan``'s work on the device, and waits for none of it; ``submitted`` is when the plan was
+        queued (time.perf_counter), ``overlapped`` whether the step before is unfinished.
 
         The order is the proof that a block may be reused within a round: image saves and write-backs, zero, copies,
         restores and load-backs, batch. Raises BlockTableMismatch for tables that no longer agree, and whatever the
         forward raises; a copy to or from the host that fails is the outcome of its operation and nothing else.
         """
         began = time.perf_counter()
+        copies = self._operations.save(plan.operations)
+        try:
+            self._change_cache(plan, starts, copies)
+            if plan.num_rows:
+                with torch.inference_mode(), one_forward():
+                    batch, prepared, forwarded = self._batch(plan)
+            else:
+                batch, prepared = Batch(), time.perf_counter()
+                forwarded = prepared
+        except BaseException:
+            self._operations.end(copies)
+            raise
+        return LaunchedStep(
+            forward_id=plan.forward_id,
+            batch=batch,
+            sampler=self._parts.sampler,
+            operations=self._operations,
+            copies=copies,
+            times=(submitted, began, prepared, forwarded, time.perf_counter()),
+            overlapped=overlapped,
+        )
+
+    def _change_cache(self, plan: "Plan", starts: Sequence[RowStart], copies: StepCopies) -> None:
+        """Tables and blocks as ``plan`` has them, and the rows that begin."""
         parts = self._parts
-        operations = plan.operations
-        outcomes = self._operations.save(operations)
         for start in starts:
             for tables in parts.tables:
                 tables.begin(start.row)
@@ -78,46 +114,37 @@ class Runner:
             tables.apply(plan.tables[group])
             parts.arena.zero(group, plan.zero_blocks[group])
             parts.arena.copy(group, plan.copy_blocks[group])
-        outcomes += self._operations.load(operations)
+        self._operations.load(copies)
         for start in starts:
             parts.sampler.begin(start)
             self._pooler.begin(start)
             if start.output.size:
                 parts.inputs.tell(start.row, int(start.output[-1]))
-        try:
-            if plan.num_rows == 0:
-                result = _empty_result(plan.forward_id, queued=began - submitted, prepare=time.perf_counter() - began)
-            else:
-                with torch.inference_mode(), one_forward():
-                    result = self._batch(plan, submitted, began)
-        finally:
-            self._operations.wait()
-        return replace(result, operations=self._operations.agreed(operations, outcomes)) if outcomes else result
 
-    def _batch(self, plan: "Plan", submitted: float, began: float) -> StepResult:
-        parts, landing = self._parts, self._landing
+    def _batch(self, plan: "Plan") -> tuple[Batch, float, float]:
+        """What the rows bring, on its way, and when they were prepared and the forward was queued."""
+        parts, landing = self._parts, Landing(self._parts.placement)
         step, ends, draw = self._prepare(plan)
         parts.inputs.upload(step)
         self._refresh_attention(step)
         prepared = time.perf_counter()
         hidden = self._forward(step)
         forwarded = time.perf_counter()
-        # From here to the wait nothing is read on the host: the device goes through all of it without a pause.
+        # From here on nothing is read on the host: the device goes through all of it without a pause.
         vectors = self._pooler.pool(hidden, step, ends, landing)
         if draw is not None:
-            self._draw(hidden, step, draw)
-        prompts = self._prompt_logprobs(hidden, step)
-        landing.wait()
-        sampled = None if draw is None else parts.sampler.finish(draw)
-        timings = StepTimings(
-            queued=began - submitted,
-            prepare=prepared - began,
-            forward=forwarded - prepared,
-            sample=time.perf_counter() - forwarded,
+            self._draw(hidden, step, draw, landing)
+        prompts = self._prompt_logprobs(hidden, step, landing)
+        batch = Batch(
+            rows=step.rows.shape[0],
+            sampling=step.sampling,
+            draw=draw,
+            vectors=vectors,
+            ends=ends,
+            prompts=prompts,
+            landing=landing,
         )
-        found = {place: prompt.found() for place, prompt in prompts.items()}
-        result = _result(plan.forward_id, step, sampled, found, timings)
-        return _with_pooled(result, pooled(vectors, ends)) if ends or vectors else result
+        return batch, prepared, forwarded
 
     def _prepare(self, plan: "Plan") -> tuple[Step, list[int], Draw | None]:
         """On the host: the step, the rows whose pooled prompt ends with it, and the draw where a row draws a token."""
@@ -188,15 +215,15 @@ class Runner:
                 for_graph_replay=replays,
             )
 
-    def _draw(self, hidden: torch.Tensor, step: Step, draw: Draw) -> None:
+    def _draw(self, hidden: torch.Tensor, step: Step, draw: Draw, landing: Landing) -> None:
         """Draws a token for each sampling row; logits are computed for these rows only."""
         parts, into, outcome = self._parts, step.drawing, draw.outcome
-        parts.sampler.draw(draw, parts.model.logits(hidden, into.last_token.tensor), self._landing)
+        parts.sampler.draw(draw, parts.model.logits(hidden, into.last_token.tensor), landing)
         parts.inputs.remember(into.rows.tensor, outcome.tokens, outcome.nan)
 
-    def _prompt_logprobs(self, hidden: torch.Tensor, step: Step) -> dict[int, "_PromptPart"]:
+    def _prompt_logprobs(self, hidden: torch.Tensor, step: Step, landing: Landing) -> dict[int, PromptPart]:
         """Log-probabilities of the prompt tokens that this step's prompt positions predict, by row of the step."""
-        found: dict[int, _PromptPart] = {}
+        found: dict[int, PromptPart] = {}
         for place in range(step.num_extends):
             request = self._parts.sampler.prompt_request(int(step.rows[place]))
             if request is None:
@@ -207,11 +234,11 @@ class Runner:
             targets = prompt[first + 1 : first + length + 1]
             begin = int(step.last_token[place]) - length + 1
             if targets.size:
-                found[place] = _PromptPart(first + 1, self._sliced_logprobs(hidden, begin, targets, k))
+                found[place] = PromptPart(first + 1, self._sliced_logprobs(hidden, begin, targets, k, landing))
         return found
 
     def _sliced_logprobs(
-        self, hidden: torch.Tensor, begin: int, targets: NDArray[np.int32], k: int
+        self, hidden: torch.Tensor, begin: int, targets: NDArray[np.int32], k: int, landing: Landing
     ) -> list[tuple[NDArray[np.int32], Logprobs]]:
         """Row ``begin + i`` of ``hidden`` predicts token i of ``targets``; logits exist for one slice at a time."""
         parts, slices = self._parts, []
@@ -219,74 +246,5 @@ class Runner:
             piece = targets[start : start + parts.max_logit_rows]
             rows = torch.arange(begin + start, begin + start + piece.size, device=hidden.device)
             logits = parts.model.logits(hidden, rows)
-            slices.append((piece, parts.sampler.prompt_logprobs(logits, piece, k, self._landing)))
+            slices.append((piece, parts.sampler.prompt_logprobs(logits, piece, k, landing)))
         return slices
-
-
-@dataclass(frozen=True, slots=True)
-class _PromptPart:
-    """The log-probabilities of a row's prompt tokens from index ``start`` on, slice by slice, on their way."""
-
-    start: int
-    slices: list[tuple[NDArray[np.int32], Logprobs]]
-
-    def found(self) -> PromptLogprobs:
-        """The same once they have landed."""
-        return PromptLogprobs(self.start, [token for part in self.slices for token in _token_logprobs(*part)])
-
-
-def _token_logprobs(tokens: NDArray[np.int32], taken: Logprobs) -> list[TokenLogprobs]:
-    columns = (tokens.tolist(), taken.logprobs.tolist(), taken.top_ids.tolist(), taken.top_logprobs.tolist())
-    return [TokenLogprobs(*values) for values in zip(*columns, strict=True)]
-
-
-def _result(
-    forward_id: int,
-    step: Step,
-    sampled: Sampled | None,
-    prompt_logprobs: dict[int, PromptLogprobs],
-    timings: StepTimings,
-) -> StepResult:
-    """Spreads what the sampling rows gave over all rows of the plan. All arrays are copies."""
-    count = step.rows.shape[0]
-    tokens, nan = np.full(count, -1, np.int32), np.zeros(count, np.bool_)
-    if sampled is None:
-        return StepResult(
-            forward_id=forward_id, tokens=tokens, nan=nan, prompt_logprobs=prompt_logprobs, timings=timings
-        )
-    tokens[step.sampling], nan[step.sampling] = sampled.tokens, sampled.nan
-    result = StepResult(
-        forward_id=forward_id,
-        tokens=tokens,
-        nan=nan,
-        prompt_logprobs=prompt_logprobs,
-        complete=frozenset(step.sampling[sampled.complete].tolist()) if sampled.complete else frozenset(),
-        refused={int(step.sampling[place]): text for place, text in sampled.refused.items()},
-        timings=timings,
-    )
-    return result if sampled.logprobs is None else _with_logprobs(result, step, sampled.logprobs)
-
-
-def _with_logprobs(result: StepResult, step: Step, logprobs: Logprobs) -> StepResult:
-    count = step.rows.shape[0]
-    k = logprobs.top_ids.shape[1]
-    spread, top_ids = np.full(count, np.nan, np.float32), np.full((count, k), -1, np.int32)
-    top_logprobs = np.full((count, k), np.nan, np.float32)
-    spread[step.sampling], top_ids[step.sampling] = logprobs.logprobs, logprobs.top_ids
-    top_logprobs[step.sampling] = logprobs.top_logprobs
-    return replace(result, logprobs=spread, top_ids=top_ids, top_logprobs=top_logprobs)
-
-
-def _with_pooled(result: StepResult, found: Pooled) -> StepResult:
-    result.tokens[found.ends] = 0
-    result.tokens[found.broken], result.nan[found.broken] = -1, True
-    return replace(result, pooled=found.vectors)
-
-
-def _empty_result(forward_id: int, *, queued: float, prepare: float) -> StepResult:
-    return StepResult(
-        forward_id=forward_id,
-        tokens=np.zeros(0, np.int32),
-        nan=np.zeros(0, np.bool_),
-        timings=StepTimings(queued=queued, prepare=prepare, forward=0.0, sample=0.0),
-    )

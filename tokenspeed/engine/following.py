@@ -62,14 +62,18 @@ class FollowingLoop:
     def run(self) -> None:
         """Runs until rank 0 stops it. Raises EngineFailure where this rank cannot go on with the others."""
         while True:
+            is_last = len(self._in_flight) == 1
             message = self._link.receive(BUSY_WAIT_MS if self._in_flight or self._storage else IDLE_WAIT_MS)
             if isinstance(message, Stop):
-                self._drop_done(wait=True)
+                while self._in_flight:
+                    self._drop_oldest()
                 self.stopped = True
                 return
             if message is not None:
                 self._take(message)
-            self._drop_done(wait=False)
+            # To ask for a step is to say that no other is to be launched before it is finished; so the last one is
+            # asked for where rank 0 fell silent behind it.
+            self._drop_done(keep=0 if is_last and message is None else 1)
             if self._storage and (outcomes := self._handle.finished_operations()):
                 self._link.report(outcomes)
 
@@ -84,12 +88,16 @@ class FollowingLoop:
         self._in_flight.append(self._handle.execute(self._plan, [start.row_start() for start in starts]))
         self._plan = None
 
-    def _drop_done(self, *, wait: bool) -> None:
-        while self._in_flight and (wait or self._in_flight[0].done()):
-            try:
-                self._in_flight.popleft().result()
-            except StepFailed as error:
-                raise step_failure(self._who, error) from error
+    def _drop_done(self, *, keep: int) -> None:
+        while len(self._in_flight) > keep and self._in_flight[0].done():
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        """Waits for it where it is not done."""
+        try:
+            self._in_flight.popleft().result()
+        except StepFailed as error:
+            raise step_failure(self._who, error) from error
 
     # What rank 0's scheduler was told.
 

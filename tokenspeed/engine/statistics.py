@@ -66,13 +66,14 @@ class EngineStatistics:
     def step_landed(self, timings: StepTimings) -> None:
         """Notes a step's result: progress, and where its time went.
 
-        The bubble is the time in which the device had nothing to do between two steps that followed on each other.
+        The bubble is the time in which the device had nothing to do between two steps that followed on each other: none
+        where the second was queued there behind the first.
         """
         now = self._clock()
         busy = timings.prepare + timings.forward + timings.sample
         since = now - self._last_landed
         if since < 1.0:
-            self._mean("bubble", max(0.0, since - busy))
+            self._mean("bubble", 0.0 if timings.overlapped else max(0.0, since - busy))
         self._mean("device", busy)
         self._last_landed = now
         self.last_progress = self.wall_clock()

@@ -37,7 +37,9 @@ class Starting:
         return self._build.handle.execute(plan, [self._change(start) for start in starts])  # type: ignore[arg-type]
 
 
-def answers(build: DeviceBuild, sampling: Sequence[SamplingParameters], change: Change) -> list[list[object]]:
+def answers(
+    build: DeviceBuild, sampling: Sequence[SamplingParameters], change: Change, overlap: int
+) -> list[list[object]]:
     """Everything but the times that comes of rows with these parameters."""
     found: list[list[object]] = []
 
@@ -51,7 +53,7 @@ def answers(build: DeviceBuild, sampling: Sequence[SamplingParameters], change: 
         Request(prompt=[5, 9, 9, 20 + row, 7], row=row, max_new_tokens=5, chunk=3, sampling=parameters)
         for row, parameters in enumerate(sampling, start=1)
     ]
-    outputs(Starting(build, change), batch, overlap=0, watch=watch)  # type: ignore[arg-type]
+    outputs(Starting(build, change), batch, overlap=overlap, watch=watch)  # type: ignore[arg-type]
     return found
 
 
@@ -61,9 +63,9 @@ def same_on_both(
     change: Change = lambda start: start,
 ) -> list[list[object]]:
     host, device = builds
-    expected = answers(host, sampling, change)
+    expected = answers(host, sampling, change, 0)
     with DEVICE.watching():
-        found = answers(device, sampling, change)
+        found = answers(device, sampling, change, 1)  # each step is launched before the one ahead of it is finished
     for ours, theirs in zip(found, expected, strict=True):
         assert ours[:3] == theirs[:3]
         for part, twin in zip(ours[3:], theirs[3:], strict=True):

@@ -10,7 +10,7 @@ from emulated_builds import LLAMA, built, outputs
 from emulated_device import DEVICE, RUBBISH
 from plan_maker import FakePlan, Request
 
-from tokenspeed.device import placement, runner, step_inputs
+from tokenspeed.device import launched, placement, step_inputs
 from tokenspeed.device.builder import DeviceBuild
 from tokenspeed.device.handle import StepFailed, StepResult
 from tokenspeed.layers.batch import ForwardBatch
@@ -131,14 +131,14 @@ def test_inputs_that_are_written_while_they_are_copied_are_found(
 
 def test_a_result_that_is_read_before_it_landed_is_found(made: DeviceBuild, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    result = runner._result
+    result = launched._result
 
     def noted(*arguments: Any) -> StepResult:
         found = result(*arguments)
         read.extend(found.tokens.tolist())
         return found
 
-    monkeypatch.setattr(runner, "_result", noted)
+    monkeypatch.setattr(launched, "_result", noted)
     outputs(made, short())
     rubbish = int.from_bytes(bytes([RUBBISH] * 4), "little", signed=True)
     assert rubbish not in read

@@ -105,7 +105,7 @@ def test_a_step_that_does_not_wait_for_copies_is_found(
 
 def test_a_copy_that_nobody_waited_for_is_found(made: DeviceBuild, monkeypatch: pytest.MonkeyPatch) -> None:
     token = prefilled(made)
-    monkeypatch.setattr("tokenspeed.device.cache_operations.CacheOperations.wait", lambda self: None)
+    monkeypatch.setattr("tokenspeed.device.cache_operations.CacheOperations.end", lambda self, copies: None)
     plan = FakePlan(operations=[FakeOperation(3, OperationKind.WRITE_BACK, ints([0]), ints([1]), ints([1]))])
     plan.zero_blocks = [ints()]
     assert token >= 0 and execute(made, plan, []).operations

@@ -159,6 +159,10 @@ class Sampler:
             return None
         return features.prompt, features.prompt_logprobs
 
+    def constrains(self, rows: NDArray[np.int32]) -> bool:
+        """Whether any of pool rows ``rows`` draws under a constraint."""
+        return bool(self._constraints.places(rows.tolist()))
+
     def prepare(self, rows: NDArray[np.intp], into: SamplingRows) -> Draw:
         """Writes ``into`` what the device needs to draw a token for each of ``rows`` (pool rows), whose positions are
         there. Touches no device but to send what few rows ask for."""
