@@ -136,6 +136,33 @@ def test_zeroing_and_copying_whole_blocks() -> None:
         assert [float(view[block].mean()) for block in range(5)] == [0.0, 2.0, 1.0, 3.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "layers", "element"),
+    [
+        (torch.float8_e4m3fn, 1, torch.uint8),
+        (torch.bfloat16, 1, torch.int16),
+        (torch.float32, 1, torch.int32),
+        (torch.float32, 2, torch.int64),
+    ],
+)
+def test_blocks_of_any_size_are_moved_by_the_widest_element_that_they_are_whole_of(
+    dtype: torch.dtype, layers: int, element: torch.dtype
+) -> None:
+    fields = (CacheFieldSpec(name="k", heads=1, dim=3),)
+    odd = history(fields=fields, rows_per_page=1, layers=tuple(range(layers)))
+    arena = CacheArena(HOST, ArenaLayout.of([odd, state(layers=(9,))], dtype), num_parents=3)
+    assert [view.dtype for view in arena._elements] == [element, torch.int64]
+    for group in (0, 1):
+        arena._bytes.random_(0, 256)
+        blocks = arena.blocks(group).numpy()
+        expected, last = blocks.copy(), arena.num_blocks(group) - 1
+        expected[[2, last]] = expected[[last, 2]]
+        expected[1] = 0
+        arena.copy(group, np.array([[2, last], [last, 2]], np.int32))
+        arena.zero(group, ints([1]))
+        np.testing.assert_array_equal(blocks, expected)
+
+
 def test_poison_reads_as_nan_outside_the_null_parent() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         arena = CacheArena(HOST, ArenaLayout.of([history()], dtype), num_parents=2)

@@ -71,6 +71,12 @@ def dtype_of(group: CacheGroupSpec, kv_dtype: torch.dtype) -> torch.dtype:
     return kv_dtype if group.dtype == "kv" else torch.float32
 
 
+def _widest(nbytes: int) -> torch.dtype:
+    """What a block of so many bytes is whole elements of, as wide as may be: whoever moves blocks by index pays for
+    each element."""
+    return next(dtype for dtype in (torch.int64, torch.int32, torch.int16, torch.uint8) if nbytes % dtype.itemsize == 0)
+
+
 class CacheArena:
     """``num_parents`` usable parents and the null parent, in one allocation that starts as zeros.
 
@@ -88,6 +94,10 @@ class CacheArena:
         self.num_parents = num_parents
         self.nbytes = (num_parents + 1) * layout.parent_bytes
         self._bytes = placement.huge_zeros(self.nbytes)
+        self._elements = [
+            self._bytes.view(dtype).view(-1, size // dtype.itemsize)
+            for size, dtype in ((size, _widest(size)) for size in layout.block_bytes)
+        ]
 
     @property
     def untouched_bytes(self) -> int | None:
@@ -126,13 +136,13 @@ class CacheArena:
     def zero(self, group: int, blocks: NDArray[np.int32]) -> None:
         """Zeroes whole blocks of the group."""
         if blocks.size:
-            self.blocks(group).index_fill_(0, self._placement.upload(blocks.astype(np.int64)), 0)
+            self._elements[group].index_fill_(0, self._placement.upload(blocks.astype(np.int64)), 0)
 
     def copy(self, group: int, pairs: NDArray[np.int32]) -> None:
         """Copies whole blocks of the group, ``pairs`` [n, 2] (source, target), as if all at once."""
         if pairs.size:
             sources, targets = self._placement.upload(pairs.T.astype(np.int64, order="C"))
-            view = self.blocks(group)
+            view = self._elements[group]
             view.index_copy_(0, targets, view.index_select(0, sources))
 
     def poison(self) -> None:
