@@ -25,7 +25,9 @@ def test_the_default_model_takes_what_was_planned(server: RunningServer) -> None
     observation = last_observation("smollm2-135m", "cpu")
     assert observation is not None
     assert agrees(observation), observation
-    facts = server.state()["facts"]["memory"]
+    state = server.state()
+    assert (state["vendor"], state["device"], state["devices"]) == ("cpu", "cpu", 1)
+    facts = state["facts"]["memory"]
     assert facts["weights"] == observation.observed["weights"] > 90 << 20
     lines = server.output.splitlines()
     start = next(index for index, line in enumerate(lines) if line.split() == ["memory", "predicted", "observed"])

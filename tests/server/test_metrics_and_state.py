@@ -1,5 +1,6 @@
 """The Prometheus page and the dashboard's state."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -122,7 +123,7 @@ async def test_state(stack: Stack, client: httpx.AsyncClient) -> None:
         "smoke",
         "abc123",
     )
-    assert body["vendor"] == "cpu" and body["ready"] is True and body["error"] == ""
+    assert (body["device"], body["devices"]) == ("cpu", 1) and body["ready"] is True and body["error"] == ""
     assert body["facts"]["kv_tokens"] == 4096
     assert 0 <= body["age_s"] < 60 and body["server_time"] > 1.7e9
     assert body["snapshot"]["states"]["Prefetching"] is None and body["snapshot"]["running"] == 2
@@ -130,6 +131,16 @@ async def test_state(stack: Stack, client: httpx.AsyncClient) -> None:
     stack.connection.engine_lost("gone")
     body = (await client.get("/v1/internal/state")).json()
     assert (body["phase"], body["error"], body["snapshot"], body["lost"]) == ("restarting", "gone", None, 1)
+
+
+async def test_the_vendor_is_what_the_engine_says_it_runs_on(stack: Stack, client: httpx.AsyncClient) -> None:
+    body = (await client.get("/v1/internal/state")).json()
+    assert (body["vendor"], body["device"]) == (None, "cpu")
+    await stack.engine.send_status("ready", facts={"vendor": "amd"})
+    async with asyncio.timeout(10):
+        while (body := (await client.get("/v1/internal/state")).json())["vendor"] is None:
+            await asyncio.sleep(0.01)
+    assert body["vendor"] == "amd"
 
 
 async def test_state_stream(stack: Stack, url: str) -> None:

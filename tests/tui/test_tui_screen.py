@@ -156,6 +156,15 @@ def test_a_recipe_without_a_profile_is_named_alone(story):
     assert "smollm2-135m · – #– · cpu × 1" in screen(bare, story, (100, 23))[0]
 
 
+def test_the_device_stands_for_its_vendor_until_an_engine_told(story):
+    loading = story.state(None, vendor=None, device="cuda", devices=4)
+    picture = advance(Picture(url=story.url), story.observation(state=loading))
+    assert "#3f9a17c2 · cuda × 4 ·" in screen(picture, story, (100, 23))[0]
+    told = story.state(None, vendor="amd", device="cuda", devices=4)
+    picture = advance(Picture(url=story.url), story.observation(state=told))
+    assert "#3f9a17c2 · amd × 4 ·" in screen(picture, story, (100, 23))[0]
+
+
 def test_a_paused_engine_is_named_in_the_header(story):
     snapshot = story.snapshot(paused=True)
     picture = advance(Picture(url=story.url), story.observation(state=story.state(snapshot)))

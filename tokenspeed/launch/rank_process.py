@@ -35,6 +35,7 @@ from tokenspeed.messages import PROTOCOL_VERSION, EngineFacts, EngineStatus, Pha
 from tokenspeed.recipes.resolved import ResolvedConfig
 from tokenspeed.recipes.topology import cpu_places
 from tokenspeed.telemetry.logs import engine_logs
+from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.plugins.discovery import PluginError
 from tokenspeed_kernel.rank_agreement import AgreementError
 from tokenspeed_kernel.selection import SelectionError
@@ -213,6 +214,7 @@ def _facts(engine: Engine, memory: dict[str, int]) -> EngineFacts:
     specs = engine.specs
     return {
         "device": specs.device,
+        "vendor": current_platform().vendor,
         "max_model_len": specs.max_model_len,
         "max_num_seqs": specs.max_num_seqs,
         "kv_tokens": specs.kv_tokens,

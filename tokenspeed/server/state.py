@@ -24,7 +24,9 @@ class StateBody(msgspec.Struct, kw_only=True):
     """What the dashboard reads.
 
     Attributes:
-        vendor, devices: what the engine runs on, and on how many.
+        vendor: whose device the engine runs on: "cpu", "nvidia", "amd", "npu", or a vendor's own package's; None before
+            an engine was ready.
+        device, devices: what PyTorch calls it ("cuda" for NVIDIA and AMD), and on how many.
         phase, detail: where the engine stands, and one line on it.
         progress: how far it is in that phase, and since when; there before the first snapshot, too.
         error: why it was lost or failed; "" while all is well.
@@ -38,7 +40,8 @@ class StateBody(msgspec.Struct, kw_only=True):
     recipe: str
     profile: str
     recipe_hash: str
-    vendor: str
+    vendor: str | None
+    device: str
     devices: int
     phase: str
     progress: PhaseSnapshot
@@ -59,7 +62,7 @@ def state_of(context: ServerContext) -> StateBody:
     config = llm.config
     if llm.stalled_for > patience_s(context):
         engine.stalled(llm.stalled_for, llm.open_choices)
-    snapshot = engine.snapshot
+    snapshot, vendor = engine.snapshot, engine.facts.get("vendor")
     if snapshot is not None:
         snapshot = msgspec.structs.replace(
             snapshot,
@@ -73,8 +76,9 @@ def state_of(context: ServerContext) -> StateBody:
         recipe=config.recipe,
         profile=config.profile,
         recipe_hash=config.recipe_hash,
-        vendor=config.device,
-        devices=1,
+        vendor=vendor if isinstance(vendor, str) else None,
+        device=config.device,
+        devices=1 if config.device == "cpu" else config.parallel.tp,  # ranks on the host share it
         phase=engine.phase,
         progress=engine.progress,
         ready=engine.ready,

@@ -201,7 +201,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
         model: the served name. recipe, profile, recipe_hash: where its configuration came from.
         phase, detail, error: where the engine process stands, and what went wrong.
         progress: how far it is in that phase.
-        vendor, devices: what it runs on, and on how many.
+        vendor, device, devices: whose device it runs on, what PyTorch calls that, and on how many.
         lost: how many engine processes were lost so far.
         max_model_len: the most tokens of one request, from the engine's facts.
         kernels: operation to the kernel that was chosen for it, from the engine's facts.
@@ -219,6 +219,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
     error: str | None = None
     vendor: str | None = None
+    device: str | None = None
     devices: int | None = None
     lost: int | None = None
     max_model_len: int | None = None

@@ -94,6 +94,7 @@ class Demo:
         return {
             **self._identity(),
             "vendor": "no device",
+            "device": "",
             "devices": 0,
             "phase": "ready",
             "progress": msgspec.to_builtins(self._phase),

@@ -57,7 +57,7 @@ def identity_line(picture: Picture) -> Text:
         ("TokenSpeed ", t.TITLE_STYLE),
         (t.word(server.model), t.TITLE_STYLE),
         f" · {recipe} #{t.word(server.recipe_hash)}",
-        f" · {t.word(server.vendor)} × {t.count(server.devices)}",
+        f" · {t.word(server.vendor or server.device)} × {t.count(server.devices)}",
         f" · up {t.duration(snapshot.uptime_s if snapshot else None)}",
     )
 
