@@ -32,7 +32,10 @@ WINDOWED = {
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWED], ids=["dense", "windowed"])
-@pytest.mark.parametrize(("cache_type", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("cache_type", "dtype"),
+    [("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float8_e4m3", torch.float8_e4m3fn)],
+)
 def test_the_planned_groups_are_the_arenas(changes: dict[str, object], cache_type: str, dtype: torch.dtype) -> None:
     config = read_model_config(ModelSource(kind="random", random_config=random_config(**changes)))
     layout = ArenaLayout.of(architecture(config.architecture).cache_groups(config, granularity=32), dtype)

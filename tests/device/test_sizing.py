@@ -147,6 +147,7 @@ def test_the_dtype_of_the_cache(tmp_path: Path) -> None:
     assert kv_dtype(resolved(RANDOM), CONFIG) == torch.float32
     assert kv_dtype(resolved(RANDOM), bfloat16) == torch.bfloat16
     assert kv_dtype(resolved(RANDOM, kv_dtype="float16"), CONFIG) == torch.float16
+    assert kv_dtype(resolved(RANDOM, kv_dtype="float8_e4m3"), CONFIG) == torch.float8_e4m3fn
     gguf = ModelSource(kind="gguf", path=str(tmp_path / "x.gguf"))
     assert kv_dtype(resolved(gguf), bfloat16) == torch.float16
 

@@ -98,7 +98,11 @@ def test_plans_are_those_of_the_real_model(pairs: Pairs, case: str) -> None:
     _, folder = pairs[case]
     config = read_model_config(ModelSource(kind="folder", path=str(folder)))
     family = architecture(config.architecture)
-    for granularity, dtype, name in ((32, torch.float32, "float32"), (16, torch.bfloat16, "bfloat16")):
+    for granularity, dtype, name in (
+        (32, torch.float32, "float32"),
+        (16, torch.bfloat16, "bfloat16"),
+        (32, torch.float8_e4m3fn, "float8_e4m3"),
+    ):
         layout = ArenaLayout.of(family.cache_groups(config, granularity=granularity), dtype)
         shape = cache_shape(planned_groups(config), name, granularity=granularity)
         assert (shape.facts, shape.parent_bytes) == (layout.facts, layout.parent_bytes)

@@ -167,6 +167,38 @@ def test_scales_of_activations_and_of_a_cache_are_left_aside(tmp_path: Path) -> 
     assert torch.equal(load(folder).matrices[name].dequantize(), values[name])
 
 
+@pytest.mark.parametrize(
+    ("scale", "refusal"),
+    [
+        (torch.tensor(1.0), None),
+        (torch.tensor([0.25, 0.5], dtype=torch.bfloat16), None),
+        (torch.tensor(1.5), "v_scale is 1.5: what it scales reaches 672, and kv.dtype float8_e4m3 holds numbers up to"),
+        (torch.tensor([0.5, 2.0], dtype=torch.float16), "v_scale is 2: what it scales reaches 896"),
+        (torch.tensor([1.25], dtype=torch.bfloat16), "v_scale is 1.25: .*; set kv.dtype to auto"),
+        (torch.tensor([0.5, torch.nan]), "v_scale is nan"),
+        (
+            torch.tensor([1], dtype=torch.int32),
+            r"v_scale is I32 \[1\]; a scale of a cache in 8 bits is F32, F16 or BF16",
+        ),
+    ],
+)
+def test_scales_of_a_cache_are_not_passed_over_in_silence(
+    tmp_path: Path, scale: torch.Tensor, refusal: str | None
+) -> None:
+    """Those that say values fit 8 bits as they are change nothing; others end the start, if the cache has 8 bits."""
+    folder = save(transformers_model("llama"), tmp_path)
+    quantise_checkpoint(folder, FORMATS["int8 W8A8"])
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.v_scale"] = scale
+    save_file(tensors, folder / "model.safetensors")
+    build(resolved(folder)).handle.shutdown()
+    if refusal is None:
+        build(resolved(folder, kv_dtype="float8_e4m3")).handle.shutdown()
+        return
+    with pytest.raises(CheckpointError, match=refusal):
+        build(resolved(folder, kv_dtype="float8_e4m3"))
+
+
 def test_scales_that_are_no_float16_become_the_nearest(tmp_path: Path) -> None:
     """An element moves by 2^-11 of itself at most, by 2^-25 a step where the scale is a subnormal float16."""
     folder = save(transformers_model("llama"), tmp_path)

@@ -125,7 +125,11 @@ def test_names_shapes_and_plans_are_those_of_the_real_model(pairs: Pairs, case: 
     stored = {tensor.name: tensor.shape for spec in family.weights(config, rank=0, world=1) for tensor in spec.tensors}
     theirs = {name for name in model.state_dict() if ".experts." not in name}
     assert {name for name in stored if ".experts." not in name} == theirs
-    for granularity, dtype, name in ((32, torch.float32, "float32"), (16, torch.bfloat16, "bfloat16")):
+    for granularity, dtype, name in (
+        (32, torch.float32, "float32"),
+        (16, torch.bfloat16, "bfloat16"),
+        (32, torch.float8_e4m3fn, "float8_e4m3"),
+    ):
         layout = ArenaLayout.of(family.cache_groups(config, granularity=granularity), dtype)
         shape = cache_shape(planned_groups(config), name, granularity=granularity)
         assert (shape.facts, shape.parent_bytes) == (layout.facts, layout.parent_bytes)

@@ -53,6 +53,18 @@ def test_a_small_world_takes_what_its_sequences_can_use(make_machine: MakeMachin
     assert (found.pool.requests, found.pool.holds) == (2, 4 * 64)
 
 
+def test_eight_bits_are_half_the_bytes_and_twice_the_tokens(make_machine: MakeMachine) -> None:
+    half, full = (
+        plan(make_machine(), "smollm2-135m", f"kv.dtype={dtype}", "kv.bytes=1GiB")
+        for dtype in ("float8_e4m3", "bfloat16")
+    )
+    assert half.resolution.missing == []
+    assert (half.bytes_per_token, full.bytes_per_token) == (2 * 30 * 3 * 64, 2 * 2 * 30 * 3 * 64)
+    assert half.pool is not None and full.pool is not None
+    assert half.pool.parents + 1 == 2 * (full.pool.parents + 1)
+    assert "11,520 B a token in float8_e4m3" in "\n".join(render_plan(half))
+
+
 def test_the_terms_of_a_cpu_engine(recipes: Path, make_machine: MakeMachine) -> None:
     terms = {term.name: term for term in plan(make_machine(), "smollm2-135m", "kv.host_bytes=1GiB").terms}
     assert list(terms) == ["weights", "workspace", "host pool", "libraries", "processes"]
@@ -135,6 +147,7 @@ def test_ranks_share_what_is_not_replicated() -> None:
         ("auto", "float16", "bfloat16"),
         ("auto", "int4", "bfloat16"),
         ("float16", "float32", "float16"),
+        ("float8_e4m3", "gguf", "float8_e4m3"),
     ],
 )
 def test_the_cache_type(requested: str, stored: str, expected: str) -> None:

@@ -34,7 +34,7 @@ def test_kimi_on_b200_is_the_published_arithmetic() -> None:
     assert plan("kimi-k2.5", "b200", "parallel.tp=8 parallel.ep=8").bytes_per_token == 35_136
     text = "\n".join(render_plan(found))
     assert "35,136 B a token on each rank in float8_e4m3, whole on every rank" in text
-    assert "missing   an 8-bit KV cache" in text
+    assert "8-bit KV cache" not in text
     assert "model family" not in text and "weight format" not in text
 
 
@@ -106,14 +106,25 @@ def test_ranks_hold_their_part_of_the_weights() -> None:
     assert weights[8] == pytest.approx((595e9 - replicated) / 8 + replicated, rel=0.001)
 
 
-def test_a_groups_own_type_does_not_follow_the_caches() -> None:
-    found = plan("deepseek-v3.2", "b200")
-    assert [(part.bytes, part.dtype) for part in found.groups] == [
-        (61 * 576 * 2, "bfloat16"),
-        (61 * 132, "float8_e4m3"),
+def test_rows_that_entries_are_made_of_keep_sixteen_bits() -> None:
+    found = plan("deepseek-v4-flash", "b200", "kv.dtype=float8_e4m3")
+    assert [(part.group.id, part.bytes, part.dtype) for part in found.groups] == [
+        ("sliding_attention", 43 * 512, "float8_e4m3"),
+        ("sparse_entries", 21 * 640 // 4, "float8_e4m3"),
+        ("sparse_inputs", 21 * 2560 * 2, "bfloat16"),
+        ("heavy_entries", 20 * 512 // 128, "float8_e4m3"),
+        ("heavy_inputs", 20 * 1024 * 2, "bfloat16"),
     ]
-    # Blocks of both sizes divide one parent.
-    assert [facts.children_per_parent for facts in found.shape.facts] == [11, 96]
+    wider = plan("deepseek-v4-flash", "b200", "kv.dtype=float32")
+    assert [part.dtype for part in wider.groups] == ["float32"] * 5
+
+
+def test_a_groups_own_type_does_not_follow_the_caches() -> None:
+    found = plan("qwen3.8-27b", "b200", "kv.dtype=float8_e4m3")
+    assert [(part.group.id, part.dtype) for part in found.groups] == [
+        ("attention", "float8_e4m3"),
+        ("state", "float32"),
+    ]
 
 
 def test_a_state_is_one_block_a_request() -> None:

@@ -129,7 +129,6 @@ def test_an_empty_assignment_goes_back_to_the_default(recipes: Path, make_machin
         ("parallel.pp=2", "pipeline parallelism"),
         ("parallel.nodes=2", "several nodes"),
         ("role=prefill", "a split role (role = prefill)"),
-        ("kv.dtype=float8_e4m3", "an 8-bit KV cache"),
         ("speculative.method=ngram speculative.steps=2", "speculative decoding (speculative.method = ngram)"),
     ],
 )

@@ -47,6 +47,7 @@ from tokenspeed.layers.rank_dimensions import rank_dimensions
 from tokenspeed.layers.weights import LoadedWeights, WeightSpec
 from tokenspeed.messages import Phase
 from tokenspeed.models import Architecture, Model, architecture
+from tokenspeed.recipes.cache_scales import refuse_scales_above_one
 from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import ResolvedConfig, SchedulerSettings
 from tokenspeed.recipes.topology import default_threads
@@ -198,6 +199,8 @@ def _load(
     config: ResolvedConfig, placement: Placement, model: ModelConfig, specs: Sequence[WeightSpec], report: Report
 ) -> LoadedWeights:
     report("load", 0, 1, config.model.path or "random weights")
+    if config.kv.dtype == "float8_e4m3" and config.model.kind == "folder":
+        refuse_scales_above_one(Path(config.model.path))
     return load_weights(
         open_source(config.model, model),
         specs,

@@ -16,6 +16,7 @@ from tokenspeed.device.placement import Placement
 from tokenspeed.device.residency import untouched_bytes
 from tokenspeed.layers.cache_spec import CacheGroupSpec
 from tokenspeed.recipes.capacity import GroupFacts, share_parents
+from tokenspeed_kernel.ops.kv_cache import row_dtype
 
 
 def fold(spec: CacheGroupSpec, *, bytes_per_block: int, children_per_parent: int) -> GroupFacts:
@@ -68,6 +69,8 @@ class ArenaLayout:
 
 def dtype_of(group: CacheGroupSpec, kv_dtype: torch.dtype) -> torch.dtype:
     """What the group's values are stored as, where the cache is ``kv_dtype``."""
+    if group.dtype == "kv_16":
+        return row_dtype(kv_dtype)
     return kv_dtype if group.dtype == "kv" else torch.float32
 
 

@@ -18,7 +18,12 @@ from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.resolved import GIB, ResolvedConfig
 from tokenspeed.recipes.schema import Parallel
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3": torch.float8_e4m3fn,
+}
 
 STATE_SLOTS = 2
 """A state group's table has two slots, input and live."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tokenspeed.layers.cache_spec import CacheFieldSpec, CacheGroupSpec
+from tokenspeed.layers.cache_spec import CacheFieldSpec, CacheGroupSpec, CacheType
 from tokenspeed.recipes.model_config import ModelConfig
 
 
@@ -14,6 +14,7 @@ def history(
     granularity: int,
     window: int = 0,
     stride: int = 1,
+    dtype: CacheType = "kv",
 ) -> CacheGroupSpec:
     """One entry for ``stride`` tokens in blocks of ``granularity`` tokens: of every token, or of the last ``window``.
     ValueError where a block holds no whole number of entries."""
@@ -27,6 +28,7 @@ def history(
         kind="sliding_window" if window else "full_history",
         layers=tuple(layers),
         fields=tuple(fields),
+        dtype=dtype,
         rows_per_page=granularity // stride,
         entry_stride_tokens=stride,
         sliding_window_tokens=window or None,
@@ -74,7 +76,8 @@ def compressed_groups(config: ModelConfig, *, granularity: int) -> tuple[CacheGr
     compressed entries of the whole sequence, and what the tokens leave for entries that are not complete yet.
 
     An entry is made of the tokens that it stands for and, where layers choose among entries, of as many before them: so
-    far back goes the window of these inputs. A prefix hit finds them as it finds any window.
+    far back goes the window of these inputs, which are never cached in 8 bits (kv_cache.row_dtype). A prefix hit finds
+    them as it finds any window.
     """
     compression, width = config.compression, config.head_dim
     if compression is None:
@@ -111,7 +114,7 @@ def _compressing(
     """Entries of ``rate`` tokens, and inputs of the last ``window``."""
     return (
         history(f"{name}_entries", layers, entries, granularity=granularity, stride=rate),
-        history(f"{name}_inputs", layers, inputs, granularity=granularity, window=window),
+        history(f"{name}_inputs", layers, inputs, granularity=granularity, window=window, dtype="kv_16"),
     )
 
 

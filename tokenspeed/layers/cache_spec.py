@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 CacheKind = Literal["full_history", "sliding_window", "state"]
-CacheType = Literal["kv", "float32"]
+CacheType = Literal["kv", "kv_16", "float32"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class CacheGroupSpec:
         entry_stride_tokens: history kinds: tokens that one row stands for; 1 unless the model compresses.
         sliding_window_tokens: sliding windows only: tokens that stay visible.
         checkpoint_granularity: state only: tokens between two snapshots.
-        dtype: of what is cached here: "kv" is whatever the engine's cache has, "float32" does not follow it.
+        dtype: of what is cached here: "kv" is whatever the engine's cache has, "kv_16" the same but bfloat16 in place
+            of 8 bits, "float32" does not follow it.
     """
 
     group_id: str

@@ -15,6 +15,7 @@ from tokenspeed.layers.batch import Compressor, ForwardBatch, LayerCache
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, WeightSpec
 from tokenspeed.recipes.model_config import CompressionConfig, ModelConfig
+from tokenspeed_kernel.ops.kv_cache import row_dtype
 
 
 def compression_of(config: ModelConfig) -> CompressionConfig:
@@ -99,7 +100,7 @@ class EntryMaker:
         self._bias, self._norm, self._cos_sin, self._overlapping = bias, norm, cos_sin, overlapping
         self._names = f"{page}values", f"{page}gates"
         self._projections = [parts.linear(f"{place}.{name}", "replicated") for name in ("wkv", "wgate")]
-        self._write = kernels.write_entries(entry_dim=columns, kv_dtype=parts.kv_dtype)
+        self._write = kernels.write_entries(entry_dim=columns, kv_dtype=row_dtype(parts.kv_dtype))
         self._rows = workspace.rows("compressor_row", columns)
 
     def bind_cache(self, inputs: LayerCache, entries: LayerCache, field: str) -> None:

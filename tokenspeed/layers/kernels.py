@@ -414,8 +414,9 @@ class KernelBinder:
         return self._keep(_reads(bound, page))
 
     def _attention_rounding(self, kv_dtype: torch.dtype) -> str | None:
-        """As _rounding, of what attention knows."""
-        rounding = self._rounding(str(kv_dtype).removeprefix("torch."))
+        """As _rounding, of what attention knows. Over 8 bits it may round as over bfloat16: queries and weights keep
+        more than the cache has."""
+        rounding = self._rounding("bfloat16" if kv_dtype.itemsize == 1 else str(kv_dtype).removeprefix("torch."))
         return "float32" if rounding in ("int8", "int16") else rounding
 
     def sample(self) -> Kernel:

@@ -106,8 +106,7 @@ def group_bytes(group: CacheGroup, cache_type: str, tensor_parallel: int = 1, kv
     ranks = 1 if group.replicated else tensor_parallel
     if kv_heads and group.kind != "state":
         ranks = min(ranks, kv_heads)
-    kept = cache_type if group.dtype == "auto" else group.dtype
-    return group.layers * -(-group.values_per_layer // ranks) * CACHE_TYPE_BYTES[kept]
+    return group.layers * -(-group.values_per_layer // ranks) * CACHE_TYPE_BYTES[group.kept_as(cache_type)]
 
 
 def cache_shape(

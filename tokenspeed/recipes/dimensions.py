@@ -11,6 +11,7 @@ from tokenspeed.recipes.model_config import ModelConfig
 from tokenspeed.recipes.schema_types import Count, Positive, Strict
 
 CacheType = Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"]
+GroupType = Literal["auto", "auto_16", "float32", "bfloat16", "float16", "float8_e4m3"]
 
 _UNBLOCKED = ("float32", "bfloat16", "float16")
 
@@ -22,7 +23,8 @@ class CacheGroup(Strict):
 
     One token, or so many as ``stride`` says, leave ``layers`` times ``values_per_layer`` values in a history group; a
     state group keeps so many for a whole request. ``replicated``: every tensor-parallel rank holds all of it (MLA's
-    latent), else the ranks share it. ``dtype`` is the group's own type where it does not follow kv.dtype.
+    latent), else the ranks share it. ``dtype`` is the group's own type where it does not follow kv.dtype; "auto_16"
+    follows it, but for 8 bits, in place of which it has bfloat16: rows that entries are made of.
     """
 
     id: str
@@ -33,7 +35,13 @@ class CacheGroup(Strict):
     stride: Positive = 1
     window: Count = 0
     checkpoint: Count = 0
-    dtype: CacheType = "auto"
+    dtype: GroupType = "auto"
+
+    def kept_as(self, cache_type: str) -> str:
+        """The type of its values where the cache's is ``cache_type``."""
+        if self.dtype == "auto_16":
+            return "bfloat16" if CACHE_TYPE_BYTES[cache_type] == 1 else cache_type
+        return cache_type if self.dtype == "auto" else self.dtype
 
     @model_validator(mode="after")
     def _kind_has_its_own_keys(self) -> "CacheGroup":
@@ -359,9 +367,15 @@ def _compressed_groups(model: Dimensions) -> list[CacheGroup]:
     key = 0 if model.index is None else model.index.width
 
     def group(name: str, layers: int, values: int, *, stride: int = 1, window: int = 0) -> CacheGroup:
-        kind: Literal["sliding_window", "full_history"] = "sliding_window" if window else "full_history"
         return CacheGroup(
-            id=name, kind=kind, layers=layers, values_per_layer=values, replicated=True, stride=stride, window=window
+            id=name,
+            kind="sliding_window" if window else "full_history",
+            layers=layers,
+            values_per_layer=values,
+            replicated=True,
+            stride=stride,
+            window=window,
+            dtype="auto_16" if name.endswith("_inputs") else "auto",
         )
 
     groups = [group("sliding_attention", model.layers, width, window=compression.window)]

@@ -55,8 +55,8 @@ def missing_features(family: str, weights: Weights | None, vendor: Vendor, keys:
         missing.append(f"speculative decoding (speculative.method = {keys.speculative.method})")
     if keys.role != "fused":
         missing.append(f"a split role (role = {keys.role})")
-    if keys.kv.dtype == "float8_e4m3":
-        missing.append("an 8-bit KV cache (kv.dtype = float8_e4m3)")
+    if keys.kv.dtype == "float8_e4m3" and vendor == "npu":
+        missing.append("an 8-bit KV cache on an NPU (kv.dtype = float8_e4m3; set kv.dtype to auto)")
     if keys.kv.fraction is not None and vendor == "cpu":
         missing.append("a KV cache sized by a share of the CPU's memory (kv.fraction; set kv.bytes)")
     if keys.api.structured_output == "xgrammar":

@@ -40,7 +40,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("--max-capture-batch", "scheduler.max_capture_batch", "integer", "largest decode step captured as a graph"),
     Flag("--scheduler", "scheduler.implementation", "text", "native, or reference: its plain twin, for comparisons"),
     Flag("--journal", "scheduler.journal", "text", "new file for every input of the scheduler, prompts included"),
-    Flag("--kv-cache-dtype", "kv.dtype", "text", "auto, float32, bfloat16 or float16"),
+    Flag("--kv-cache-dtype", "kv.dtype", "text", "auto, float32, bfloat16, float16 or float8_e4m3"),
     Flag("--kv-cache-gb", "kv.bytes", "gib", "size of the KV cache in GiB"),
     Flag("--host-cache-gb", "kv.host_bytes", "gib", "host memory behind the KV cache in GiB; 0: none"),
     Flag("--storage-dir", "kv.storage_dir", "text", "directory that keeps KV blocks over restarts"),

@@ -180,9 +180,8 @@ def make_plan(resolution: Resolution, machine: Machine, facts: ModelFacts | None
 
 
 def _group_plan(group: CacheGroup, cache_type: str, tensor_parallel: int, kv_heads: int) -> GroupPlan:
-    kept = cache_type if group.dtype == "auto" else group.dtype
     each = group_bytes(group, cache_type, tensor_parallel, kv_heads)
-    return GroupPlan(group, -(-each // group.stride), kept)
+    return GroupPlan(group, -(-each // group.stride), group.kept_as(cache_type))
 
 
 def _pool(plan: Plan, budget: int) -> PoolSize:

@@ -95,8 +95,6 @@ class Resolution:
         """The configuration the engine runs with, once its weights are here; raises UnsupportedError."""
         self.refuse_missing()
         keys = self.keys
-        kv_type = keys.kv.dtype
-        assert kv_type != "float8_e4m3", "refuse_missing lets no 8-bit cache through"
         structured_output = keys.api.structured_output
         assert structured_output != "xgrammar", "refuse_missing lets it not through"
         return ResolvedConfig(
@@ -110,7 +108,7 @@ class Resolution:
             threads=keys.threads,
             parallel=ParallelSettings(tp=keys.parallel.tp, ep=keys.parallel.ep),
             kv=KVConfig(
-                dtype=kv_type,
+                dtype=keys.kv.dtype,
                 granularity=keys.kv.granularity,
                 bytes=keys.kv.bytes,
                 fraction=keys.kv.fraction or DEVICE_FRACTION,

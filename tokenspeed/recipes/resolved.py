@@ -43,7 +43,7 @@ class ModelSource(_Frozen):
 
 
 class KVConfig(_Frozen):
-    """The KV cache. ``dtype`` "auto" is float32 for float32 checkpoints, float16 for GGUF, else bfloat16.
+    """The KV cache. ``dtype`` "auto" is float32 for float32 checkpoints, float16 for GGUF, else bfloat16; never 8 bits.
 
     ``bytes`` 0 sizes it: on the CPU min(max_seqs x max_len, a quarter of the memory that the cgroup leaves free), on a
     device what is left of ``fraction`` of its memory beside weights and buffers.
@@ -52,7 +52,7 @@ class KVConfig(_Frozen):
     behind that, ``storage_bytes`` its bound (0: a tenth of its file system).
     """
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float8_e4m3"] = "auto"
     granularity: int = 64
     bytes: int = 0
     fraction: float = DEVICE_FRACTION
