@@ -1,8 +1,10 @@
-"""How often rounded activations leave the most probable token as it was, teacher-forced over our own documents.
+"""How often rounding leaves the most probable token as it was, teacher-forced over our own documents.
 
     python scripts/measure_agreement.py FILE.gguf|FOLDER [--tokens 4096] [--activations int16 int8]
+                                        [--caches float8_e4m3]
 
-Compares with float32 activations, both over a float32 cache: at how many positions the best token is the same, and how
+Rounded activations over a float32 cache, and exact ones over rounded caches, each beside exact activations over a
+float32 cache: at how many positions the best token is the same, and how
 far apart the two best were at the others. The text is tokenised by the model's own tokenizer.
 """
 
@@ -28,9 +30,9 @@ LENGTH = 1024  # tokens of one sequence
 Best = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
-def best_tokens(source: ModelSource, ids: list[int], activations: str) -> Best:
+def best_tokens(source: ModelSource, ids: list[int], activations: str, cache: str) -> Best:
     """The best token of each position but each sequence's last, and how far the second lies behind it."""
-    config = resolved(source, max_len=LENGTH + 64, chunk=256, kv_dtype="float32", activations=activations)
+    config = resolved(source, max_len=LENGTH + 64, chunk=256, kv_dtype=cache, activations=activations)
     device = build(config.model_copy(update={"threads": 0}))
     tokens: list[int] = []
     margins: list[float] = []
@@ -54,20 +56,27 @@ def best_tokens(source: ModelSource, ids: list[int], activations: str) -> Best:
 
 
 def main() -> None:
-    """Prints a line for each kind of activations."""
+    """Prints a line for each kind of activations and each cache."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--activations", nargs="+", default=["bfloat16", "int16", "int8"])
+    parser.add_argument("--activations", nargs="*", default=["bfloat16", "int16", "int8"])
+    parser.add_argument("--caches", nargs="*", default=["bfloat16", "float16", "float8_e4m3"])
     arguments = parser.parse_args()
     source = ModelSource(kind="folder" if arguments.model.is_dir() else "gguf", path=str(arguments.model.absolute()))
     text = "\n".join((ROOT / name).read_text("utf-8") for name in TEXTS)
     ids = list(load_text_assets(source).tokenizer.encode(text, False))[: arguments.tokens]
-    expected, margins = best_tokens(source, ids, "float32")
-    for activations in arguments.activations:
-        same = best_tokens(source, ids, activations)[0] == expected
-        apart = float(margins[~same].max()) if not same.all() else 0.0
-        print(f"{activations:9} {same.mean():.2%} of {same.size} positions; the others at most {apart:.2f} apart")
+    expected, margins = best_tokens(source, ids, "float32", "float32")
+    kinds = [(activations, "float32") for activations in arguments.activations]
+    kinds += [("float32", cache) for cache in arguments.caches]
+    for activations, cache in kinds:
+        same = best_tokens(source, ids, activations, cache)[0] == expected
+        others = margins[~same] if not same.all() else np.zeros(1, np.float32)
+        print(
+            f"activations {activations:9} cache {cache:12} {same.mean():.2%} of {same.size} positions; the others "
+            f"{others.mean():.2f} apart on average, {others.max():.2f} at most",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ def test_everything_that_changes_the_bytes_changes_it(tmp_path: Path) -> None:
         of(source.model_copy(update={"seed": 1})),
         of(source.model_copy(update={"random_config": random_config(hidden_size=32)})),
         of(source, layout(torch.bfloat16)),
+        of(source, layout(torch.float8_e4m3fn)),
         of(source, layout(rows_per_page=32)),
         of(source, layout(layers=(0, 2))),
         of(source, layout(kind="sliding_window", sliding_window_tokens=8)),

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from control_plane import submit
@@ -11,7 +12,8 @@ from tokenspeed.messages import SamplingParameters, Submit
 from tokenspeed.recipes.resolved import KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
 
 GRANULARITY = 16
-BLOCK = 2 * 2 * 2 * GRANULARITY * 16 * 4  # keys and values, layers, heads, tokens, dimensions, float32
+BLOCK = 2 * 2 * 2 * GRANULARITY * 16  # elements: keys and values, layers, heads, tokens, dimensions
+BYTES = {"float32": 4, "float8_e4m3": 1}
 ROOMY = 60
 GREEDY = SamplingParameters(top_k=1)
 LONG_AGO = 400
@@ -19,8 +21,15 @@ LONG_AGO = 400
 
 
 def config_of(
-    *, blocks: int, host_blocks: int, overlap: int = 1, storage: Path | None = None, seed: int = 3
+    *,
+    blocks: int,
+    host_blocks: int,
+    overlap: int = 1,
+    storage: Path | None = None,
+    seed: int = 3,
+    cache: Literal["float32", "float8_e4m3"] = "float32",
 ) -> ResolvedConfig:
+    block = BLOCK * BYTES[cache]
     dimensions = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 64,
         "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -33,10 +42,10 @@ def config_of(
         model=ModelSource(kind="random", seed=seed, random_config=json.dumps(dimensions)),
         threads=1,
         kv=KVConfig(
-            dtype="float32",
+            dtype=cache,
             granularity=GRANULARITY,
-            bytes=(blocks + 1) * BLOCK,
-            host_bytes=(host_blocks + 1) * BLOCK if host_blocks else 0,
+            bytes=(blocks + 1) * block,
+            host_bytes=(host_blocks + 1) * block if host_blocks else 0,
             storage_dir=str(storage or ""),
             storage_bytes=1 << 24 if storage else 0,
         ),
@@ -61,11 +70,13 @@ CROWD: list[Submit] = [
 ]
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-def test_a_pool_that_forces_retraction_moves_images_and_computes_nothing_again(overlap: int) -> None:
-    alone = run_requests(config_of(blocks=ROOMY, host_blocks=0, overlap=overlap), CROWD)
+@pytest.mark.parametrize(("overlap", "cache"), [(0, "float32"), (1, "float32"), (1, "float8_e4m3")])
+def test_a_pool_that_forces_retraction_moves_images_and_computes_nothing_again(
+    overlap: int, cache: Literal["float32", "float8_e4m3"]
+) -> None:
+    alone = run_requests(config_of(blocks=ROOMY, host_blocks=0, overlap=overlap, cache=cache), CROWD)
     assert alone.counters.retractions == 0
-    tight = run_requests(config_of(blocks=11, host_blocks=ROOMY, overlap=overlap), CROWD)
+    tight = run_requests(config_of(blocks=11, host_blocks=ROOMY, overlap=overlap, cache=cache), CROWD)
     assert tight.tokens == alone.tokens
     counters = tight.counters
     assert min(counters.retractions, counters.restores, counters.image_blocks) > 0
@@ -112,6 +123,18 @@ def test_a_restart_hits_the_disk_and_another_model_does_not(tmp_path: Path) -> N
     assert restarted.counters.storage_hit_tokens == 64
     other = run_requests(config_of(**settings, seed=4), [again])
     assert (other.cached(2), other.counters.storage_hit_tokens) == (0, 0)
+
+
+def test_what_was_stored_in_eight_bits_is_found_by_eight_bits_only(tmp_path: Path) -> None:
+    first, again = submit(1, prompt_of(70), 8, sampling=GREEDY), submit(2, [*prompt_of(70), 1, 2], 8, sampling=GREEDY)
+    settings = {"blocks": ROOMY, "host_blocks": ROOMY, "storage": tmp_path}
+    expected = run_requests(config_of(blocks=ROOMY, host_blocks=0, cache="float8_e4m3"), [again])
+    run_requests(config_of(**settings, cache="float8_e4m3"), [first])
+    wider = run_requests(config_of(**settings), [again])
+    assert (wider.cached(2), wider.counters.storage_hit_tokens) == (0, 0)
+    restarted = run_requests(config_of(**settings, cache="float8_e4m3"), [again])
+    assert restarted.tokens == expected.tokens
+    assert (restarted.cached(2), restarted.counters.storage_hit_tokens) == (64, 64)
 
 
 def test_a_damaged_store_costs_time_and_changes_no_token(tmp_path: Path) -> None:

@@ -61,6 +61,27 @@ def test_each_weight_is_asked_for_with_its_rounding(
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("activations", "cache", "asked"),
+    [
+        ("auto", torch.bfloat16, "bfloat16"),
+        ("auto", torch.float8_e4m3fn, "bfloat16"),
+        ("auto", torch.float16, "float32"),
+        ("float32", torch.float8_e4m3fn, "float32"),
+        ("int8", torch.float8_e4m3fn, "float32"),
+    ],
+)
+def test_attention_may_round_over_caches_that_hold_nothing_finer(
+    monkeypatch: pytest.MonkeyPatch, activations: Activations, cache: torch.dtype, asked: str
+) -> None:
+    monkeypatch.setenv(ACTIVATIONS_VARIABLE, "")
+    heads = {"head_dim": 64, "q_per_kv": 3, "windowed": False, "sinks": False, "soft_cap": False, "kv_dtype": cache}
+    binder = KernelBinder({}, activations=activations)
+    binder.attention_read("decode", page=16, **heads)
+    expected = ops.bind_attention_decode(kernel_page_size=16, activations=asked, **heads)
+    assert binder.chosen["attention.decode"] == expected.spec.name
+
+
 @pytest.mark.parametrize("environment", ["", "fp4"])
 def test_four_bits_meet_weights_of_four_bits_and_no_others(monkeypatch: pytest.MonkeyPatch, environment: str) -> None:
     monkeypatch.setenv(ACTIVATIONS_VARIABLE, environment)
