@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import util
+from itertools import product
 
 import pytest
 
@@ -110,8 +111,8 @@ def test_an_unknown_architecture_is_refused_by_name():
 def test_every_architecture_has_a_tile_for_everything(architecture):
     for kind in ("decode", "extend", "latent"):
         for width in (16, 128, 256):
-            for rounded in (True, False):
-                tile = attention_tile(kind, architecture, width, rounded)
+            for rounded, eight in product((True, False), repeat=2):
+                tile = attention_tile(kind, architecture, width, rounded, eight)
                 assert tile.rows in (16, 32, 64, 128) and tile.keys in (16, 32, 64) and tile.warps in (4, 8)
     assert {"LANES", "PROCESSORS"} <= set(vars(configs))
 
@@ -124,6 +125,8 @@ def test_the_compiler_is_told_more_on_gfx942_alone():
         assert "matrix_instr_nonkdim" not in compiler_options(architecture, "attend", decode)
     assert compiler_options("gfx942", "attend", {"RAGGED": True, "LATENT": True}) == {"kpack": 2}
     assert compiler_options("gfx942", "linear", {}) == {"kpack": 2}
+    assert compiler_options("gfx942", "attend", {"RAGGED": False, "LATENT": False}, byte_cache=True) == {}
+    assert compiler_options("gfx942", "attend", decode, byte_cache=True) == {"kpack": 2}
 
 
 def test_row_blocks_are_powers_of_two_that_hold_the_rows():

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from tokenspeed_kernel_triton.compiler_options import compiler_options
 from tokenspeed_kernel_triton.configs import LANES, REGISTERS, SHARED_MEMORY
 from tokenspeed_kernel_triton.loading import Launch, device_code
 
@@ -107,7 +106,7 @@ def compile_ahead(launch: Launch, architecture: str) -> Compiled:
         options={
             "num_warps": launch.warps,
             "num_stages": launch.stages,
-            **compiler_options(architecture, launch.function, launch.constants),
+            **launch.options(architecture),
         },
     )
     return _of_amd(built) if backend == "hip" else _of_nvidia(built)

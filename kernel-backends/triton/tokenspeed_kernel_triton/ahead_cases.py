@@ -14,6 +14,15 @@ from tokenspeed_kernel_triton.paged_attention import Reads
 
 _PAGE, _PAGES, _ROWS = 64, 64, 4
 
+_KINDS = (
+    (torch.bfloat16, True, "torch.bfloat16"),
+    (torch.float8_e4m3fn, True, "torch.float8_e4m3fn"),
+    (torch.float8_e4m3fn, False, "torch.float8_e4m3fn, float32 products"),
+    (torch.float16, False, "torch.float16"),
+    (torch.float32, False, "torch.float32"),
+)
+"""Of a cache, whether its reader rounds queries and weights to bfloat16, and the name of both."""
+
 Named: TypeAlias = Iterator[tuple[str, Launch]]
 
 
@@ -37,10 +46,9 @@ def grouped_launches() -> Named:
     table, lens = _of(_ROWS, _PAGES, dtype=torch.int32), _of(_ROWS, dtype=torch.int32)
     starts = _of(_ROWS + 1, dtype=torch.int32)
     for width, window, sinks in ((128, 0, None), (64, 128, _of(64)), (256, 0, None)):
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for dtype, rounded, kind in _KINDS:
             k_cache, v_cache = _paged(8, width, dtype, 2)
-            rounded = dtype is torch.bfloat16
-            name = f"{width} elements, {dtype}"
+            name = f"{width} elements, {kind}"
             decode = Reads(k_cache, v_cache, table, None, lens, 0.1, window, None, 0.0, rounded)
             extend = Reads(k_cache, v_cache, table, starts, lens, 0.1, window, sinks, 0.0, rounded, "extend")
             yield f"decode split, {name}", _whole_or_split(_of(_ROWS, 64, width), None, decode, 8)
@@ -56,12 +64,11 @@ def latent_launches() -> Named:
     table, lens = _of(_ROWS, _PAGES, dtype=torch.int32), _of(_ROWS, dtype=torch.int32)
     starts = _of(_ROWS + 1, dtype=torch.int32)
     for heads in (128, 16):
-        for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float16, torch.float32):
+        for dtype, rounded, kind in _KINDS:
             cache, _ = _paged(1, 576, dtype, 1)
-            rounded = dtype in (torch.bfloat16, torch.float8_e4m3fn)
             q = _of(_ROWS, heads, 576, dtype=torch.bfloat16 if rounded else torch.float32)
             chunk = _of(512, heads, 576, dtype=q.dtype)
-            name = f"{heads} heads, {dtype}"
+            name = f"{heads} heads, {kind}"
             decode = Reads(cache, None, table, None, lens, 0.1, rounded=rounded, kind="latent")
             extend = Reads(cache, None, table, starts, lens, 0.1, rounded=rounded, kind="latent")
             yield f"MLA decode split, {name}", _whole_or_split(q[..., :512], q[..., 512:], decode, 8)
@@ -84,7 +91,7 @@ def row_launches() -> Named:
     positions, slots, angles = _of(_ROWS, dtype=torch.int32), _of(_ROWS, dtype=torch.int64), _of(4096, 128)
     qkv = _of(_ROWS, 80, 128)
     yield "rotary", rotary.apply_of(qkv[:, :64], positions.unsqueeze(0), None, angles, True)
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float32):
         k_cache, v_cache = _paged(8, 128, dtype, 2)
         heads = (qkv[:, :64], qkv[:, 64:72], qkv[:, 72:])
         norms = (angles[0], angles[0])

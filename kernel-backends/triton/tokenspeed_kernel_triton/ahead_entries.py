@@ -5,6 +5,7 @@ from typing import TypeAlias
 
 import torch
 
+from tokenspeed_kernel.ops.kv_cache import row_dtype
 from tokenspeed_kernel_triton import entries, expanded, paged_attention, sparse
 from tokenspeed_kernel_triton.ahead_weights import planes_of
 from tokenspeed_kernel_triton.loading import Launch
@@ -27,7 +28,7 @@ def entry_launches() -> Named:
     table, lens = _of(_ROWS, _PAGES, dtype=torch.int32), _of(_ROWS, dtype=torch.int32)
     starts, slots = _of(_ROWS + 1, dtype=torch.int32), _of(_ROWS, dtype=torch.int64)
     angles, norm = _of(4096, 64), _of(512)
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float32):
         yield f"entries written, {dtype}", entries.write_of(_of(_ROWS, 512), _cache(512, dtype), slots)
         index, heads, index_norm = _cache(128, dtype), _of(_ROWS, 64, 128), norm[:128]
         yield (
@@ -40,7 +41,7 @@ def entry_launches() -> Named:
             sparse.scores_of(heads, heads[..., 0].contiguous(), index, table, starts, lens, 1, 0, scores),
         )
         for stride, overlapping in ((4, True), (128, False)):
-            tokens = _cache(1024 if overlapping else 512, dtype)
+            tokens = _cache(1024 if overlapping else 512, row_dtype(dtype))
             bias = _of(stride, tokens.shape[3])
             yield (
                 f"entry of {stride} tokens, {dtype}",
@@ -59,9 +60,9 @@ def entry_launches() -> Named:
                     overlapping,
                 ),
             )
-        rounded = dtype is torch.bfloat16
+        rounded = dtype.itemsize <= 2
         for query_heads, rope in ((128, 64), (64, 0)):
-            cache, q = _cache(512 + rope, dtype), _of(_ROWS, query_heads, 512 + rope, dtype=dtype)
+            cache, q = _cache(512 + rope, dtype), _of(_ROWS, query_heads, 512 + rope, dtype=row_dtype(dtype))
             parts, width = (q[..., :512], q[..., 512:]), paged_attention.split_workspace
             out, lse = width(_ROWS, query_heads, 8, 512, q.device)
             yield (
@@ -83,9 +84,9 @@ def _expanded_launches() -> Named:
     table, lens = _of(_ROWS, _PAGES, dtype=torch.int32), _of(_ROWS, dtype=torch.int32)
     starts, out, state = _of(_ROWS + 1, dtype=torch.int32), _of(512, 128, 128), _of(2, 512, 128)
     q = _of(512, 128, 192)
-    for dtype in (torch.bfloat16, torch.float32):
-        cache, held = _cache(576, dtype), _of(_ROWS, 1024, 128 * 256, dtype=dtype)
-        rounded = dtype is torch.bfloat16
+    for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float32):
+        cache, held = _cache(576, dtype), _of(_ROWS, 1024, 128 * 256, dtype=row_dtype(dtype))
+        rounded = dtype.itemsize <= 2
         for form, planes in planes_of(128 * 256, 512):
             if form in ("bfloat16", "gguf_q4_k"):
                 launch = expanded.expand_of(planes, cache, table, lens, 1024, held, rounded)

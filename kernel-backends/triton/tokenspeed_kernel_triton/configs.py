@@ -82,6 +82,7 @@ _SMALL: _Tiles = _EXACT_NVIDIA | {
     "extend": AttentionTile(64, 32, 4, 2),
     "extend, wide": AttentionTile(64, 32, 8, 1),
     "latent": AttentionTile(16, 32, 8, 1),
+    "latent, eight": AttentionTile(32, 16, 8, 1),
 }
 
 _ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
@@ -93,6 +94,7 @@ _ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
             "extend": AttentionTile(64, 64, 4, 2),
             "extend, wide": AttentionTile(64, 32, 8, 2),
             "latent": AttentionTile(32, 32, 8, 2),
+            "latent, eight": AttentionTile(32, 16, 8, 1),
         },
         "sm_86": _SMALL,
         "sm_90": _EXACT_NVIDIA
@@ -102,6 +104,7 @@ _ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
             "extend": AttentionTile(128, 64, 8, 2),
             "extend, wide": AttentionTile(64, 32, 8, 2),
             "latent": AttentionTile(64, 16, 8, 2),
+            "latent, eight": AttentionTile(32, 16, 8, 1),
         },
         "sm_100": _EXACT_NVIDIA
         | {
@@ -110,6 +113,7 @@ _ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
             "extend": AttentionTile(128, 64, 8, 2),
             "extend, wide": AttentionTile(128, 32, 8, 1),
             "latent": AttentionTile(64, 16, 8, 2),
+            "latent, eight": AttentionTile(32, 16, 8, 1),
         },
         "sm_120": _SMALL,
         "gfx942": _EXACT_AMD
@@ -119,6 +123,7 @@ _ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
             "extend": AttentionTile(64, 32, 4, 1),
             "extend, wide": AttentionTile(64, 32, 4, 1),
             "latent": AttentionTile(64, 16, 8, 2),
+            "latent, eight": AttentionTile(64, 16, 4, 1),
         },
         "gfx950": _EXACT_AMD
         | {
@@ -127,6 +132,7 @@ _ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
             "extend": AttentionTile(128, 64, 4, 1),
             "extend, wide": AttentionTile(64, 32, 4, 1),
             "latent": AttentionTile(64, 16, 8, 2),
+            "latent, eight": AttentionTile(64, 16, 8, 2),
         },
     }
 )
@@ -134,17 +140,13 @@ _ATTENTION: Mapping[str, _Tiles] = MappingProxyType(
 _WIDE = 128
 
 
-_LATENT_EIGHT = AttentionTile(32, 16, 8, 1)
-"""Over a latent cache of 8 bits: widening a key takes the registers that a tile of 64 rows has no more."""
-
-
 def attention_tile(kind: str, architecture: str, width: int, rounded: bool, eight: bool = False) -> AttentionTile:
     """The tile of ``kind``: "decode" and "extend" for keys of ``width`` elements, or "latent", made for 512 + 64.
-    ``eight``: the cache has 8 bits an element."""
-    if kind == "latent" and rounded and eight:
-        return _LATENT_EIGHT
+    ``eight``: the cache has 8 bits an element. Widening a latent key takes registers, on NVIDIA those of half the rows,
+    and on gfx942, which widens bit by bit, those of half the warps."""
     wide = ", wide" if kind != "latent" and width > _WIDE else ""
-    return _ATTENTION[architecture][f"{kind}{wide}{'' if rounded else ', exact'}"]
+    narrow = ", eight" if kind == "latent" and rounded and eight else ""
+    return _ATTENTION[architecture][f"{kind}{wide}{narrow}{'' if rounded else ', exact'}"]
 
 
 def index_tile(architecture: str) -> AttentionTile:
@@ -152,12 +154,12 @@ def index_tile(architecture: str) -> AttentionTile:
     return AttentionTile(8, 32, 4 if architecture.startswith("gfx") else 8, 1)
 
 
-def selected_tile(architecture: str, rounded: bool) -> AttentionTile:
+def selected_tile(architecture: str, rounded: bool, eight: bool) -> AttentionTile:
     """The tile of latent attention over selected entries: addresses of their own take the registers of half the
-    rows on NVIDIA."""
+    rows on NVIDIA. ``eight``: the cache has 8 bits an element."""
     if rounded and not architecture.startswith("gfx"):
         return AttentionTile(32, 32, 8, 2)
-    return attention_tile("latent", architecture, _WIDE, rounded)
+    return attention_tile("latent", architecture, _WIDE, rounded, eight)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ Each token, or entry, is computed by programs of its own, so its bits depend on 
 
 import torch
 
+from tokenspeed_kernel_triton.device import loadable
 from tokenspeed_kernel_triton.loading import Launch, power_of_two
 
 STRETCH = 1024
@@ -14,7 +15,7 @@ STRETCH = 1024
 def write_of(x: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> Launch:
     """The launch that writes rows as they are."""
     tokens, width = x.shape
-    arguments = (x, cache, slots, width, x.stride(0), cache.stride(0), cache.stride(2))
+    arguments = (x, loadable(cache), slots, width, x.stride(0), cache.stride(0), cache.stride(2))
     constants = {"PAGE": cache.shape[2], "BLOCK": min(STRETCH, power_of_two(width))}
     return Launch("entries", "write", (tokens, -(-width // STRETCH)), arguments, constants)
 
@@ -52,7 +53,7 @@ def index_prologue_of(
     """The launch of the indexer's prologue."""
     tokens, heads, width = q.shape
     half = cos_sin.shape[1] // 2
-    tensors = (q, key, positions, cos_sin, norm_weight, norm_bias, float(eps), index_cache, slots)
+    tensors = (q, key, positions, cos_sin, norm_weight, norm_bias, float(eps), loadable(index_cache), slots)
     strides = (q.stride(0), key.stride(0), cos_sin.stride(0), index_cache.stride(0), index_cache.stride(2))
     constants = {
         "HEADS": heads,
@@ -97,7 +98,8 @@ def compress_of(
 ) -> Launch:
     """The launch that makes the entries that end with a token of the call."""
     width, rotary = norm.shape[0], cos_sin.shape[1]
-    tensors = (values_cache, gates_cache, page_table, query_start, seq_lens, bias, norm, float(eps), cos_sin)
+    caches = (loadable(values_cache), loadable(gates_cache))
+    tensors = (*caches, page_table, query_start, seq_lens, bias, norm, float(eps), cos_sin)
     strides = (
         page_table.stride(0),
         *(cache.stride(axis) for cache in (values_cache, gates_cache) for axis in (0, 2)),
@@ -115,7 +117,7 @@ def compress_of(
         "PAGE": values_cache.shape[2],
         "ENTRY_PAGE": entry_cache.shape[2],
     }
-    arguments = (*tensors, entry_cache, entry_slots, seq_lens.shape[0], *strides)
+    arguments = (*tensors, loadable(entry_cache), entry_slots, seq_lens.shape[0], *strides)
     return Launch("entries", "compress", (entry_slots.shape[0],), arguments, constants)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from tokenspeed_kernel.quantized import QuantizedTensor
 from tokenspeed_kernel_triton.configs import AttentionTile, attention_tile, float32_products, row_blocks
-from tokenspeed_kernel_triton.device import architecture_of
+from tokenspeed_kernel_triton.device import architecture_of, loadable
 from tokenspeed_kernel_triton.linear import tile_of
 from tokenspeed_kernel_triton.loading import Launch, power_of_two
 from tokenspeed_kernel_triton.planes import Planes, take_apart
@@ -121,7 +121,8 @@ def expand_of(
     rows, positions, outputs = held.shape
     tile = tile_of(held.device, positions, planes, rounded)
     strides = (latent_cache.stride(0), latent_cache.stride(2), page_table.stride(0))
-    tensors = (latent_cache, *planes.arguments(latent_cache), page_table, seq_lens, held)
+    cache = loadable(latent_cache)
+    tensors = (cache, *planes.arguments(cache), page_table, seq_lens, held)
     constants = {
         "PAGE": latent_cache.shape[2],
         **planes.constants(tile.depth),
@@ -154,7 +155,8 @@ def attend_held_of(
     positions, one = held.shape[1], held.shape[2] // heads
     plain = one - value
     tile = attention_tile("extend", architecture_of(q.device), max(plain, value), rounded)
-    tensors = (q, held, held[..., plain:], latent_cache, page_table, query_start, seq_lens, out, out, *state)
+    keys = (held, held[..., plain:], loadable(latent_cache))
+    tensors = (q, *keys, page_table, query_start, seq_lens, out, out, *state)
     held_strides = (heads * one, one)
     cache_strides = (latent_cache.stride(0), latent_cache.stride(2), page_table.stride(0))
     strides = (*q.stride()[:2], *held_strides, *held_strides, *cache_strides)

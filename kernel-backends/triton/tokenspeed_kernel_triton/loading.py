@@ -66,11 +66,16 @@ class Launch:
     def run(self) -> None:
         """Puts it on the device's present stream."""
         kernel = getattr(device_code(self.module), self.function)
-        options = {"num_warps": self.warps, "num_stages": self.stages, **self._options()}
+        options = {"num_warps": self.warps, "num_stages": self.stages, **self._present_options()}
         kernel[self.grid](*self.arguments, **self.constants, **options)
 
-    def _options(self) -> dict[str, int]:
+    def options(self, architecture: str) -> dict[str, int]:
+        """What the compiler of an architecture is told for it beside warps and stages."""
+        byte_cache = self.function == "attend" and self.arguments[2].dtype is torch.uint8
+        return compiler_options(architecture, self.function, self.constants, byte_cache)
+
+    def _present_options(self) -> dict[str, int]:
         if interpreted():
             return {}
         tensor = next(argument for argument in self.arguments if isinstance(argument, torch.Tensor))
-        return compiler_options(architecture_of(tensor.device), self.function, self.constants)
+        return self.options(architecture_of(tensor.device))

@@ -1,8 +1,8 @@
 """attention.decode, extend, mla_decode, mla_decode_partial, mla_extend and merge_partials on the device.
 
 Contracts in tokenspeed_kernel.ops.attention, .mla and .merge. The device's code for all of them is one kernel and one
-that merges splits. Beyond the contracts, queries and outputs may be bfloat16 or float16, queries and caches float8 of
-scale 1: the kernel widens what it loads. Nothing here waits for the device.
+that merges splits. Beyond the contracts, queries may be bfloat16, float16 or float8 of scale 1, outputs bfloat16 or
+float16: the kernel widens what it loads. Nothing here waits for the device.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 from tokenspeed_kernel.ops.mla_tiling import fold_sq_factor
 from tokenspeed_kernel.ops.split_plan import MAX_SPLITS, best_split_count
 from tokenspeed_kernel_triton.configs import AttentionTile, attention_tile, float32_products, row_blocks
-from tokenspeed_kernel_triton.device import architecture_of, processors_of
+from tokenspeed_kernel_triton.device import architecture_of, loadable, processors_of
 from tokenspeed_kernel_triton.loading import Launch
 
 
@@ -179,10 +179,7 @@ def launch_of(
     batch, kv_heads = reads.seq_lens.shape[0], reads.k_cache.shape[1]
     rope, v_cache = q if q_rope is None else q_rope, reads.k_cache if reads.v_cache is None else reads.v_cache
     arguments = (
-        q,
-        rope,
-        reads.k_cache,
-        v_cache,
+        *map(loadable, (q, rope, reads.k_cache, v_cache)),
         reads.page_table,
         reads.seq_lens if reads.query_start is None else reads.query_start,
         reads.seq_lens,

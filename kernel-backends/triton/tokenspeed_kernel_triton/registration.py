@@ -9,6 +9,7 @@ from tokenspeed_kernel.ops.causal_conv import CONV_SIGNATURE
 from tokenspeed_kernel.ops.gated_delta import DECAYS, DELTA_SIGNATURE
 from tokenspeed_kernel.ops.gated_norm import GATES
 from tokenspeed_kernel.ops.gemm import linear_signature
+from tokenspeed_kernel.ops.kv_cache import ATTENTION_SIGNATURES
 from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.mla_tiling import TILE_ROWS
 from tokenspeed_kernel.ops.moe import ROUTE_SIGNATURE, SCORINGS, experts_signature
@@ -17,7 +18,7 @@ from tokenspeed_kernel.ops.rotary import ROTARY_SIGNATURE
 from tokenspeed_kernel.ops.sampling import SAMPLING_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, register_kernel
-from tokenspeed_kernel.signature import BFLOAT16, FLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT8_E4M3, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
 from tokenspeed_kernel_triton import (
     attention,
@@ -52,8 +53,7 @@ MAX_HEAD_DIM = 256
 MAX_LATENT_DIM = 512
 MAX_ROTARY_DIM = 64
 
-_ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (FLOAT32, BFLOAT16, FLOAT16))
-_ROUNDED_ATTENTION = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
+_ROUNDED_ATTENTION = frozenset(FormatSignature.of(input=FLOAT32, kv=kv) for kv in (BFLOAT16, FLOAT8_E4M3))
 
 _READ: dict[str, TraitBound] = {
     "head_dim": Range(1, MAX_HEAD_DIM),
@@ -131,7 +131,7 @@ def _register_attention() -> None:
         ("mla_extend", attention.mla_extend, attention.rounded_mla_extend, _LATENT_READ),
     ):
         needed = _WORKSPACE.get(mode)
-        _register(f"attention.{mode}", exact, _ATTENTION, traits, workspace=needed)
+        _register(f"attention.{mode}", exact, ATTENTION_SIGNATURES, traits, workspace=needed)
         rounding: dict[str, TraitBound] = {**traits, "activations": one_of("bfloat16")}
         _register(
             f"attention.{mode}", rounded, _ROUNDED_ATTENTION, rounding, solution=ROUNDED_SOLUTION, workspace=needed
@@ -158,8 +158,8 @@ def _register_rows() -> None:
         _register(f"activation.{mode}", kernel, frozenset({ACTIVATION_SIGNATURE}), by_row=True)
     axes: dict[str, TraitBound] = {"head_dim": Range(2), "interleaved": one_of(False, True), "axes": Range(1)}
     _register("rotary.apply", rotary.apply, frozenset({ROTARY_SIGNATURE}), axes, by_row=True)
-    _register("attention.gqa_prologue", rotary.gqa_prologue, _ATTENTION, _PROLOGUE, by_row=True)
-    _register("attention.mla_prologue", rotary.mla_prologue, _ATTENTION, _LATENT_PROLOGUE, by_row=True)
+    _register("attention.gqa_prologue", rotary.gqa_prologue, ATTENTION_SIGNATURES, _PROLOGUE, by_row=True)
+    _register("attention.mla_prologue", rotary.mla_prologue, ATTENTION_SIGNATURES, _LATENT_PROLOGUE, by_row=True)
 
 
 def _register_products() -> None:

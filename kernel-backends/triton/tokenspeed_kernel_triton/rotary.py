@@ -5,6 +5,7 @@ A program takes one head of one token, so its bits depend on no other.
 
 import torch
 
+from tokenspeed_kernel_triton.device import loadable
 from tokenspeed_kernel_triton.loading import Launch
 
 
@@ -68,8 +69,8 @@ def gqa_prologue_of(
         cos_sin if q_norm is None else q_norm,
         cos_sin if k_norm is None else k_norm,
         float(eps),
-        k_cache,
-        v_cache,
+        loadable(k_cache),
+        loadable(v_cache),
         slots,
         q.stride(0),
         k.stride(0),
@@ -129,7 +130,7 @@ def mla_prologue_of(
         cos_sin,
         latent_norm,
         float(eps),
-        latent_cache,
+        loadable(latent_cache),
         slots,
         q.stride(0),
         compressed.stride(0),

@@ -7,7 +7,7 @@ import torch
 from tokenspeed_kernel.ops.split_plan import best_split_count
 from tokenspeed_kernel_triton import paged_attention
 from tokenspeed_kernel_triton.configs import float32_products, index_tile, row_blocks, selected_tile
-from tokenspeed_kernel_triton.device import architecture_of, processors_of
+from tokenspeed_kernel_triton.device import architecture_of, loadable, processors_of
 from tokenspeed_kernel_triton.loading import Launch, power_of_two
 
 SCORES_BYTES = 256 << 20
@@ -38,7 +38,7 @@ def scores_of(
     arguments = (
         q,
         weights,
-        index_cache,
+        loadable(index_cache),
         page_table,
         query_start,
         seq_lens,
@@ -119,12 +119,10 @@ def selected_of(
     """The launch for out [S, T, Hq, L] and lse [S, T, Hq]."""
     queries, heads, width = q_latent.shape
     rope, architecture = q_rope.shape[2], architecture_of(q_latent.device)
-    tile = selected_tile(architecture, rounded)
+    tile = selected_tile(architecture, rounded, latent_cache.itemsize == 1)
     block_m = row_blocks(heads, tile.rows)
     arguments = (
-        q_latent,
-        q_rope if rope else q_latent,
-        latent_cache,
+        *map(loadable, (q_latent, q_rope if rope else q_latent, latent_cache)),
         page_table,
         query_start,
         selected,
@@ -179,7 +177,7 @@ def attend_selected(
         q_latent, q_rope = paged_attention.rounded_queries(q_latent, q_rope)
     read = (q_latent, q_rope, latent_cache, page_table, query_start, selected, scale)
     if splits is None:
-        tile = selected_tile(architecture_of(q_latent.device), rounded)
+        tile = selected_tile(architecture_of(q_latent.device), rounded, latent_cache.itemsize == 1)
         blocks = queries * -(-heads // row_blocks(heads, tile.rows))
         parts = max(1, selected.shape[1] // _SELECTED_TILE)
         splits = best_split_count(blocks, parts, processors_of(q_latent.device))

@@ -6,6 +6,7 @@ Pairs are as in rotary.py. Offsets into caches are 64 bits; a slot below 0 is on
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton.kernels.float8 import loaded_as, stored_as
 from tokenspeed_kernel_triton.kernels.rotary import _slot_offset, _turned
 
 
@@ -32,7 +33,7 @@ def write(
     here = place < width
     value = tl.load(x + token * x_stride + place, mask=here, other=0.0)
     entry = cache + _slot_offset(slots, token, block_stride, token_stride, PAGE)
-    tl.store(entry + place, value.to(cache.dtype.element_ty), mask=here)
+    tl.store(entry + place, stored_as(value, cache.dtype.element_ty), mask=here)
 
 
 @triton.jit(do_not_specialize_on_alignment=["lse", "sinks"])
@@ -87,9 +88,9 @@ def index_prologue(
         low, high = _turned(low, high, cos, sin)
         entry = cache + _slot_offset(slots, token, block_stride, token_stride, PAGE)
         kind = cache.dtype.element_ty
-        tl.store(entry + pair, low.to(kind), mask=here)
-        tl.store(entry + HALF + pair, high.to(kind), mask=here)
-        tl.store(entry + 2 * HALF + rest, tail.to(kind), mask=behind)
+        tl.store(entry + pair, stored_as(low, kind), mask=here)
+        tl.store(entry + HALF + pair, stored_as(high, kind), mask=here)
+        tl.store(entry + 2 * HALF + rest, stored_as(tail, kind), mask=behind)
 
 
 @triton.jit
@@ -108,9 +109,9 @@ def _weighed(
         block, within = tl.load(table + position // PAGE).to(tl.int64), (position % PAGE).to(tl.int64)
         place = column + (index // STRIDE * DIM if OVERLAPPING else 0)
         gate = tl.load(gates + block * gates_block_stride + within * gates_token_stride + place, mask=here, other=0.0)
-        score = gate.to(tl.float32) + tl.load(bias + index % STRIDE * WIDTH + place, mask=here, other=0.0)
+        score = loaded_as(gate, tl.float32) + tl.load(bias + index % STRIDE * WIDTH + place, mask=here, other=0.0)
         value_at = values + block * values_block_stride + within * values_token_stride + place
-        value = tl.load(value_at, mask=here, other=0.0).to(tl.float32)
+        value = loaded_as(tl.load(value_at, mask=here, other=0.0), tl.float32)
         risen = tl.maximum(high, score)
         decay, weight = tl.exp(high - risen), tl.exp(score - risen)
         total = total * decay + weight
@@ -169,6 +170,6 @@ def compress(
     slot = tl.maximum(tl.load(entry_slots + query), 0) // STRIDE
     entry = cache + slot // ENTRY_PAGE * block_stride + slot % ENTRY_PAGE * token_stride
     kind = cache.dtype.element_ty
-    tl.store(entry + place, plain.to(kind), mask=inside)
-    tl.store(entry + PLAIN + 2 * pair, low.to(kind), mask=here)
-    tl.store(entry + PLAIN + 2 * pair + 1, high.to(kind), mask=here)
+    tl.store(entry + place, stored_as(plain, kind), mask=inside)
+    tl.store(entry + PLAIN + 2 * pair, stored_as(low, kind), mask=here)
+    tl.store(entry + PLAIN + 2 * pair + 1, stored_as(high, kind), mask=here)

@@ -8,6 +8,7 @@ so far is kept between them, the sums in ``out``. Keys ascend in tiles that begi
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton.kernels.float8 import loaded_as
 from tokenspeed_kernel_triton.kernels.linear import products
 from tokenspeed_kernel_triton.kernels.paged_attention import LOG2E, logarithm, mean, ragged_row, weighed
 
@@ -136,7 +137,7 @@ def attend_rows(
             else:
                 rest_at = k_at + MAIN
             rest_mask = readable[:, None] & rest_here[None, :]
-            k_rest = tl.load(rest_at + rest[None, :], mask=rest_mask, other=0.0).to(OPERAND)
+            k_rest = loaded_as(tl.load(rest_at + rest[None, :], mask=rest_mask, other=0.0), OPERAND)
             scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision=PRECISION)
         seen = readable[None, :] & here[:, None]
         if CAUSAL:

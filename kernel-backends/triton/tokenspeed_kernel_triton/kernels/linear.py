@@ -9,7 +9,7 @@ writes its part, and the parts are added in their order.
 import triton
 import triton.language as tl
 
-from tokenspeed_kernel_triton.kernels.float8 import widened
+from tokenspeed_kernel_triton.kernels.float8 import loaded_as, widened
 
 
 @triton.jit
@@ -101,15 +101,15 @@ def _with_float4(
     if KIND == "mxfp4" and ROUNDED:
         input_ = start + tl.arange(0, STEP)
         x_mask = row_here[:, None] & (input_ < INPUTS)[None, :]
-        x_tile = tl.load(x_row + input_[None, :], mask=x_mask, other=0.0).to(tl.bfloat16)
+        x_tile = loaded_as(tl.load(x_row + input_[None, :], mask=x_mask, other=0.0), tl.bfloat16)
         group = start // GROUP + tl.arange(0, STEP // GROUP)
         scale_mask = output_here[:, None] & (group < INPUTS // GROUP)[None, :]
         scale = tl.load(scale_row + group[None, :], mask=scale_mask, other=127)
         sums = tl.dot_scaled(x_tile, None, "bf16", tl.trans(byte), scale, "e2m1", sums)
     else:
         OPERAND: tl.constexpr = tl.bfloat16 if ROUNDED else tl.float32
-        even = tl.load(x_row + 2 * place[None, :], mask=x_mask, other=0.0).to(OPERAND)
-        odd = tl.load(x_row + 2 * place[None, :] + 1, mask=x_mask, other=0.0).to(OPERAND)
+        even = loaded_as(tl.load(x_row + 2 * place[None, :], mask=x_mask, other=0.0), OPERAND)
+        odd = loaded_as(tl.load(x_row + 2 * place[None, :] + 1, mask=x_mask, other=0.0), OPERAND)
         scale = tl.load(scale_row + (place // (GROUP // 2))[None, :], mask=w_mask, other=0.0)
         if KIND == "mxfp4":
             scale = _powers(scale)
@@ -128,9 +128,9 @@ def products(
     HIGH_BITS: tl.constexpr, HIGH_WIDTH: tl.constexpr, MINIMUM: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows of INPUTS float32 at ``x_row`` [BLOCK_M, 1] times the rows ``weight_row`` [BLOCK_N] of a weight, over the
-    inputs from step ``begin`` to step ``stop`` of STEP each. The planes are those of planes.Planes. ROUNDED: operands
-    are bfloat16, else float32."""
+    """Rows of INPUTS elements at ``x_row`` [BLOCK_M, 1], uint8 being e4m3, times the rows ``weight_row`` [BLOCK_N]
+    of a weight, over the inputs from step ``begin`` to step ``stop`` of STEP each. The planes are those of
+    planes.Planes. ROUNDED: operands are bfloat16, else float32."""
     OPERAND: tl.constexpr = tl.bfloat16 if ROUNDED else tl.float32
     HALF: tl.constexpr = STEP // 2
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -139,7 +139,8 @@ def products(
         if KIND == "dense" or KIND == "eight":
             place = start + tl.arange(0, STEP)
             inside = (place < INPUTS)[None, :]
-            x_tile = tl.load(x_row + place[None, :], mask=row_here[:, None] & inside, other=0.0).to(OPERAND)
+            x_mask = row_here[:, None] & inside
+            x_tile = loaded_as(tl.load(x_row + place[None, :], mask=x_mask, other=0.0), OPERAND)
             w_at = elements + weight_row[:, None] * INPUTS + place[None, :]
             w_tile = widened(tl.load(w_at, mask=output_here[:, None] & inside, other=0.0)).to(OPERAND)
             if KIND == "dense":
@@ -155,8 +156,9 @@ def products(
             )  # fmt: skip
         else:
             place = start + tl.arange(0, HALF)
-            first_x = tl.load(x_row + place[None, :], mask=row_here[:, None], other=0.0).to(OPERAND)
-            second_x = tl.load(x_row + HALF + place[None, :], mask=row_here[:, None], other=0.0).to(OPERAND)
+            first_x = loaded_as(tl.load(x_row + place[None, :], mask=row_here[:, None], other=0.0), OPERAND)
+            second_x = tl.load(x_row + HALF + place[None, :], mask=row_here[:, None], other=0.0)
+            second_x = loaded_as(second_x, OPERAND)
             first, second = _quants(
                 elements, high, weight_row, output_here, step, INPUTS, HALF, HIGH_BITS, HIGH_WIDTH
             )  # fmt: skip

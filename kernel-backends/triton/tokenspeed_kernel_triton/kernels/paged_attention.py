@@ -8,6 +8,8 @@ that is read. The softmax runs in base 2, keys ascending, in float32.
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton.kernels.float8 import loaded_as
+
 LOG2E = tl.constexpr(1.4426950408889634)
 _LN2 = tl.constexpr(0.6931471805599453)
 
@@ -119,13 +121,14 @@ def attend(
     dims_here = dims < DIM
     q_mask = here[:, None] & dims_here[None, :]
     q_at = q + query * q_token_stride + head.to(tl.int64) * q_head_stride
-    q_tile = tl.load(q_at[:, None] + dims[None, :], mask=q_mask, other=0.0).to(tl.float32).to(OPERAND)
+    q_tile = loaded_as(tl.load(q_at[:, None] + dims[None, :], mask=q_mask, other=0.0), tl.float32).to(OPERAND)
     if LATENT:
         rope_dims = tl.arange(0, BLOCK_ROPE)
         rope_here = rope_dims < ROPE
         rope_at = q_rope + query * rope_token_stride + head.to(tl.int64) * rope_head_stride
         rope_mask = here[:, None] & rope_here[None, :]
-        rope_tile = tl.load(rope_at[:, None] + rope_dims[None, :], mask=rope_mask, other=0.0).to(tl.float32).to(OPERAND)
+        rope_tile = tl.load(rope_at[:, None] + rope_dims[None, :], mask=rope_mask, other=0.0)
+        rope_tile = loaded_as(rope_tile, tl.float32).to(OPERAND)
 
     # The split's pages, counted from the first page that any query of the row sees.
     first_page = 0
@@ -157,11 +160,12 @@ def attend(
         within = (key % PAGE).to(tl.int64)
         offsets = block * k_block_stride + within * k_token_stride
         k_mask = readable[:, None] & dims_here[None, :]
-        k_tile = tl.load(keys + offsets[:, None] + dims[None, :], mask=k_mask, other=0.0).to(OPERAND)
+        k_tile = loaded_as(tl.load(keys + offsets[:, None] + dims[None, :], mask=k_mask, other=0.0), OPERAND)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         if LATENT:
             rope_keys = keys + offsets[:, None] + DIM + rope_dims[None, :]
-            rope_k = tl.load(rope_keys, mask=readable[:, None] & rope_here[None, :], other=0.0).to(OPERAND)
+            rope_k_mask = readable[:, None] & rope_here[None, :]
+            rope_k = loaded_as(tl.load(rope_keys, mask=rope_k_mask, other=0.0), OPERAND)
             scores = tl.dot(rope_tile, tl.trans(rope_k), scores, input_precision=PRECISION)
         scores *= scale
         if CAPPED:
@@ -177,7 +181,8 @@ def attend(
             v_tile = k_tile
         else:
             v_offsets = block * v_block_stride + within * v_token_stride
-            v_tile = tl.load(values + v_offsets[:, None] + dims[None, :], mask=k_mask, other=0.0).to(OPERAND)
+            v_at = values + v_offsets[:, None] + dims[None, :]
+            v_tile = loaded_as(tl.load(v_at, mask=k_mask, other=0.0), OPERAND)
         sums = tl.dot(weights.to(OPERAND), v_tile, sums * decay[:, None], input_precision=PRECISION)
 
     blind = total == 0.0

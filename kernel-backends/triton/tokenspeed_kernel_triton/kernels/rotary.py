@@ -6,6 +6,8 @@ A program takes one head of one token. Pairs are (i, i + R/2), or neighbours whe
 import triton
 import triton.language as tl
 
+from tokenspeed_kernel_triton.kernels.float8 import stored_as
+
 
 @triton.jit
 def _turned(low, high, cos, sin):
@@ -89,9 +91,9 @@ def gqa_prologue(
         else:
             entry = v_cache + _slot_offset(slots, token, v_block_stride, v_token_stride, PAGE) + kv_head * v_head_stride
         kind = k_cache.dtype.element_ty
-        tl.store(entry + pair, low.to(kind), mask=here)
-        tl.store(entry + HALF + pair, high.to(kind), mask=here)
-        tl.store(entry + 2 * HALF + rest, tail.to(kind), mask=behind)
+        tl.store(entry + pair, stored_as(low, kind), mask=here)
+        tl.store(entry + HALF + pair, stored_as(high, kind), mask=here)
+        tl.store(entry + 2 * HALF + rest, stored_as(tail, kind), mask=behind)
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
@@ -126,6 +128,6 @@ def mla_prologue(
         latent = latent * factor * tl.load(latent_norm + place, mask=inside, other=0.0)
         entry = cache + _slot_offset(slots, token, block_stride, token_stride, PAGE)
         kind = cache.dtype.element_ty
-        tl.store(entry + place, latent.to(kind), mask=inside)
-        tl.store(entry + LATENT + pair, low.to(kind), mask=here)
-        tl.store(entry + LATENT + HALF + pair, high.to(kind), mask=here)
+        tl.store(entry + place, stored_as(latent, kind), mask=inside)
+        tl.store(entry + LATENT + pair, stored_as(low, kind), mask=here)
+        tl.store(entry + LATENT + HALF + pair, stored_as(high, kind), mask=here)

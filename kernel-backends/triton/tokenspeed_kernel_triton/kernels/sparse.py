@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from tokenspeed_kernel_triton.kernels.entries import row_of
+from tokenspeed_kernel_triton.kernels.float8 import loaded_as
 from tokenspeed_kernel_triton.kernels.paged_attention import LOG2E, logarithm, mean, weighed
 from tokenspeed_kernel_triton.kernels.sampling import _ordered
 
@@ -60,7 +61,8 @@ def index_scores(
                 block = tl.load(table + entry // PAGE, mask=readable, other=0).to(tl.int64)
                 offsets = block * block_stride + (entry % PAGE).to(tl.int64) * token_stride
                 k_mask = readable[:, None] & dims_here[None, :]
-                k_tile = tl.load(cache + offsets[:, None] + dims[None, :], mask=k_mask, other=0.0).to(tl.float32)
+                k_at = cache + offsets[:, None] + dims[None, :]
+                k_tile = loaded_as(tl.load(k_at, mask=k_mask, other=0.0), tl.float32)
                 held = row
             q_at = q + query.to(tl.int64) * q_stride + head[:, None] * DIM + dims[None, :]
             q_tile = tl.load(q_at, mask=head_here[:, None] & dims_here[None, :], other=0.0)
@@ -165,13 +167,14 @@ def attend_selected(
     token = query.to(tl.int64)
     q_at = q + token * q_token_stride + head.to(tl.int64)[:, None] * q_head_stride + dims[None, :]
     q_mask = here[:, None] & dims_here[None, :]
-    q_tile = tl.load(q_at, mask=q_mask, other=0.0).to(tl.float32).to(OPERAND)
+    q_tile = loaded_as(tl.load(q_at, mask=q_mask, other=0.0), tl.float32).to(OPERAND)
     if ROPE:
         rope_dims = tl.arange(0, BLOCK_ROPE)
         rope_here = rope_dims < ROPE
         rope_at = q_rope + token * rope_token_stride + head.to(tl.int64)[:, None] * rope_head_stride
         rope_mask = here[:, None] & rope_here[None, :]
-        rope_tile = tl.load(rope_at + rope_dims[None, :], mask=rope_mask, other=0.0).to(tl.float32).to(OPERAND)
+        rope_tile = tl.load(rope_at + rope_dims[None, :], mask=rope_mask, other=0.0)
+        rope_tile = loaded_as(rope_tile, tl.float32).to(OPERAND)
     table = page_table + row.to(tl.int64) * table_stride
     own = selected + token * count
     high = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -185,11 +188,12 @@ def attend_selected(
         block = tl.load(table + entry // PAGE, mask=readable, other=0).to(tl.int64)
         offsets = block * block_stride + (entry % PAGE).to(tl.int64) * token_stride
         k_mask = readable[:, None] & dims_here[None, :]
-        k_tile = tl.load(cache + offsets[:, None] + dims[None, :], mask=k_mask, other=0.0).to(OPERAND)
+        k_tile = loaded_as(tl.load(cache + offsets[:, None] + dims[None, :], mask=k_mask, other=0.0), OPERAND)
         scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=PRECISION)
         if ROPE:
             rope_keys = cache + offsets[:, None] + DIM + rope_dims[None, :]
-            rope_k = tl.load(rope_keys, mask=readable[:, None] & rope_here[None, :], other=0.0).to(OPERAND)
+            rope_k_mask = readable[:, None] & rope_here[None, :]
+            rope_k = loaded_as(tl.load(rope_keys, mask=rope_k_mask, other=0.0), OPERAND)
             scores = tl.dot(rope_tile, tl.trans(rope_k), scores, input_precision=PRECISION)
         scores = tl.where(readable[None, :], scores * (scale * LOG2E), float("-inf"))
         weights, decay, total, high = weighed(scores, total, high)
