@@ -6,13 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from plan_maker import Delta, FakeOperation, FakePlan, PlanMaker, Request, collect, ints, run
+from thread_ranks import thread_ranks
 from tiny_models import build, random_config, resolved
 
 from tokenspeed.device.builder import DeviceBuild
+from tokenspeed.device.cache_arena import ArenaLayout, CacheArena
+from tokenspeed.device.cache_operations import CacheOperations, StepCopies
 from tokenspeed.device.handle import DeviceHandle, OperationOutcome, RowStart, StepFailed, StepResult
+from tokenspeed.device.launched import Batch, LaunchedStep
+from tokenspeed.device.placement import HOST
 from tokenspeed.device.sizing import MemoryPlanError
+from tokenspeed.layers.communication import ALONE
 from tokenspeed.messages import SamplingParameters
+from tokenspeed.models import architecture
+from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.resolved import ModelSource, ResolvedConfig
 from tokenspeed_scheduler import OperationKind
 
@@ -156,6 +165,34 @@ def test_without_a_host_pool_every_copy_fails() -> None:
     plan = FakePlan(forward_id=0, operations=[operation(kind, [1], [1], op_id=kind + 1) for kind in kinds])
     assert outcomes(execute(plain.handle, plan)) == {kind + 1: [0] for kind in kinds}
     plain.handle.shutdown()
+
+
+def test_ranks_finish_a_step_at_once_where_they_have_outcomes_to_agree_on() -> None:
+    """No rank launches another step while one waits in that exchange."""
+    write_back = operation(OperationKind.WRITE_BACK, [1], [1])
+    config = config_of()
+    model = read_model_config(config.model)
+    groups = architecture(model.architecture).cache_groups(model, granularity=GRANULARITY)
+    arena = CacheArena(HOST, ArenaLayout.of(groups, torch.float32), num_parents=2)
+    for rank, expected in ((thread_ranks(2)[1], [True, False]), (ALONE, [True, True])):
+        operations = CacheOperations(HOST, arena, None, None, rank)
+        found = []
+        for planned in ([], [write_back]):
+            copies = operations.save(planned)  # type: ignore[arg-type]
+            found.append(launched(operations, copies).may_wait)
+        assert found == expected
+
+
+def launched(operations: CacheOperations, copies: StepCopies) -> LaunchedStep:
+    return LaunchedStep(
+        forward_id=1,
+        batch=Batch(),
+        sampler=None,  # type: ignore[arg-type]  # nothing is drawn
+        operations=operations,
+        copies=copies,
+        times=(0.0,) * 5,
+        overlapped=False,
+    )
 
 
 @pytest.mark.parametrize(

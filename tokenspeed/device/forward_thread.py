@@ -150,9 +150,11 @@ class ForwardThread:
                 self._finish_all()  # they are earlier
             self._fail(error, future)
             return
-        self._unfinished.append((launched, future))
-        if not (self._overlaps and launched.may_wait):
+        if self._overlaps and launched.may_wait:
+            self._unfinished.append((launched, future))
+        else:
             self._finish_all()
+            self._finish(launched, future)
 
     def _make_room(self, step: Launchable) -> None:
         while self._unfinished and (len(self._unfinished) > 1 or step.must_follow(self._unfinished[0][0])):
@@ -167,7 +169,9 @@ class ForwardThread:
             self._finish_oldest()
 
     def _finish_oldest(self) -> None:
-        launched, future = self._unfinished.popleft()
+        self._finish(*self._unfinished.popleft())
+
+    def _finish(self, launched: Launched, future: "Future[StepResult]") -> None:
         try:
             result = self._sound(launched.finish)
         except Exception as error:

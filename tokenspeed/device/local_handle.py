@@ -22,7 +22,7 @@ class PlanRunner(Protocol):
     def launch(self, plan: "Plan", starts: Sequence[RowStart], submitted: float, *, overlapped: bool) -> Launched: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _PlannedStep:
     """See Launchable."""
 
