@@ -15,7 +15,8 @@ from scripts.device_check.numerics import PREFIX, Progress, run_family
 from scripts.device_check.plan import NAMES, PARTS, Plan, run_here
 from scripts.device_check.results import Document, PartResult
 from scripts.device_check.table import print_document
-from scripts.device_check.target import KINDS, Target, found_kind, versions
+from scripts.device_check.target import Target, found_kind, versions
+from tokenspeed_kernel.accelerators import KINDS
 from tokenspeed_kernel.oracle import VerificationRecord
 from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.records import write_records

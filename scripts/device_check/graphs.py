@@ -88,7 +88,7 @@ def compare_step(target: Target, result: PartResult) -> None:
         plain = step.x.clone()
         step.feed(seed)
         replay()
-        target.synchronize()
+        target.timer.wait()
         if not torch.equal(step.x, plain):
             off = float((step.x - plain).abs().max())
             result.problems.append(f"a replayed step differs from the plain one by up to {off:.3g} (seed {seed})")

@@ -1,28 +1,20 @@
 """The device that is checked, what is known of it, and how long calls on it take."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from tokenspeed_kernel.accelerators import KINDS, runtime_of
 from tokenspeed_kernel.platform import PlatformInfo
-
-KINDS = ("cuda", "npu")
-"""What PyTorch calls accelerators; AMD's are cuda too."""
+from tokenspeed_kernel.timing import CacheSweep, Timer
 
 DISTRIBUTIONS = ("torch", "triton", "nvidia-cutlass-dsl", "flashinfer-python", "torch-npu", "tokenspeed-appliance")
 
 Sizes = Literal["tiny", "full"]
-
-
-def runtime_of(kind: str) -> Any | None:
-    """The module of PyTorch that speaks to devices of ``kind``; None where it has none."""
-    runtime = getattr(torch, kind, None)
-    return runtime if runtime is not None and runtime.is_available() else None
 
 
 def found_kind() -> str | None:
@@ -47,30 +39,18 @@ class Target:
         """Whose devices they are, as recipes name it."""
         return ("nvidia" if torch.version.hip is None else "amd") if self.kind == "cuda" else self.kind
 
-    def synchronize(self) -> None:
-        """Waits for all work that was given to it."""
-        if self.kind != "cpu":
-            getattr(torch, self.kind).synchronize()
+    @cached_property
+    def timer(self) -> Timer:
+        """Of calls on it."""
+        return Timer(self.device)
+
+    @cached_property
+    def _sweep(self) -> CacheSweep:
+        return CacheSweep(self.timer)
 
     def seconds_of(self, call: Callable[[], object], *, runs: int) -> float:
-        """The median time of a call, after two to warm up; on a device by its own events, around each call."""
-        for _ in range(2):
-            call()
-        self.synchronize()
-        return median(self._seconds(call) for _ in range(runs))
-
-    def _seconds(self, call: Callable[[], object]) -> float:
-        if self.kind == "cpu":
-            begin = time.perf_counter()
-            call()
-            return max(time.perf_counter() - begin, 1e-9)
-        runtime = getattr(torch, self.kind)
-        begin_event, end_event = (runtime.Event(enable_timing=True) for _ in range(2))
-        begin_event.record()
-        call()
-        end_event.record()
-        end_event.synchronize()
-        return max(float(begin_event.elapsed_time(end_event)) / 1e3, 1e-9)
+        """The median time of a call that finds nothing in the caches, after some to warm up."""
+        return self.timer.median_of(call, runs=runs, sweep=self._sweep)
 
     def facts(self, platform: PlatformInfo) -> dict[str, str | int]:
         """What the device is and what drives it."""

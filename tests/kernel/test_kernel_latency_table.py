@@ -87,6 +87,7 @@ def test_a_good_table_gives_the_oracle_its_measurements(table_file, filled, here
     [
         ({"torch": "1.0"}, "torch was 1.0 and is "),
         ({"platform": "cpu-x86_64-avx2"}, "platform was cpu-x86_64-avx2 and is cpu-x86_64-avx512"),
+        ({"device": "NVIDIA H200"}, "device was NVIDIA H200 and is none"),
         ({"cores": 64}, "cores was 64 and is 2"),
         ({"driver": "550.1"}, "driver was 550.1 and is none"),
         ({"packages": ()}, "packages was none and is acme-kernels 1.0, "),
@@ -117,8 +118,8 @@ def _spoiled(change):
     ("spoil", "message"),
     [
         (lambda text: text[: len(text) // 2], "not a usable latency table"),
-        (lambda text: "[]", "not a latency table of format 1"),
-        (_spoiled(lambda d: d.update(format=0)), "not a latency table of format 1"),
+        (lambda text: "[]", "not a latency table of format 2"),
+        (_spoiled(lambda d: d.update(format=0)), "not a latency table of format 2"),
         (_spoiled(lambda d: d.pop("environment")), "environment must have exactly the fields"),
         (_spoiled(lambda d: d["environment"].update(cores="2")), "cores of a environment cannot be '2'"),
         (_spoiled(lambda d: d.update(measurements={})), "measurements must be a list"),

@@ -100,14 +100,28 @@ class Stream:
 
 
 class Event:
+    """``elapsed_time`` is of the device's clock, which kernels move; the host learns of it once it waited."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._is_timing, self._is_over = enable_timing, False
+
     def record(self, stream: Stream | None = None) -> None:
         self.stream = stream or DEVICE.stream
         self.place = len(self.stream.issued)
+        self.at, self._is_over = DEVICE.milliseconds, False
 
     def synchronize(self) -> None:
         DEVICE.waits += 1
         self.stream.advance(self.place)
+        self._is_over = True
         DEVICE.end_copies()
+
+    def elapsed_time(self, end: "Event") -> float:
+        if not (self._is_timing and end._is_timing):
+            raise RuntimeError("both events must be created with enable_timing=True")
+        if not end._is_over:
+            raise RuntimeError("the device has not come to the event")
+        return end.at - self.at
 
 
 class _OfThread(threading.local):
@@ -125,6 +139,7 @@ class _Machine:
     def __init__(self) -> None:
         self.local = _OfThread()
         self.is_watched = False
+        self.milliseconds = 0.0  # that kernels computed
         self.waits = 0
         self.copies: list[tuple[str, int]] = []
         self.underway: list[Copy] = []
@@ -420,6 +435,11 @@ class _Runtime:
 
     def set_device(self, index: int) -> None:
         assert index == 0
+
+    def synchronize(self) -> None:
+        DEVICE.waits += 1
+        DEVICE.stream.advance(len(DEVICE.stream.issued))
+        DEVICE.end_copies()
 
     def current_stream(self) -> Stream:
         return DEVICE.stream

@@ -1,8 +1,8 @@
 """Measured latencies as files: what was measured, with what, and where it counts.
 
-A table names the environment it was measured in: platform, cores, driver, torch and the kernel packages. In another
-environment its figures mean nothing, so it is refused by name and not used in silence. A single measurement of a
-kernel that has changed since, or is gone, is left out with a line in the log.
+A table names the environment it was measured in: platform, device, cores, driver, torch and the kernel packages. In
+another environment its figures mean nothing, so it is refused by name and not used in silence. A single measurement of
+a kernel that has changed since, or is gone, is left out with a line in the log.
 
 Two kinds of table are read. The machine's own lie in the cache (``cache_path``; its name holds a digest of the
 environment, so a new version of torch starts a new file) or where TOKENSPEED_KERNEL_TABLES says (separated as in
@@ -28,7 +28,7 @@ from tokenspeed_kernel.oracle import MeasurementKey, SelectionOracle
 from tokenspeed_kernel.platform import PlatformInfo, current_platform
 from tokenspeed_kernel.registry import KernelRegistry
 
-TABLE_FORMAT = 1
+TABLE_FORMAT = 2
 TABLES_VARIABLE = "TOKENSPEED_KERNEL_TABLES"
 CACHE_VARIABLE = "TOKENSPEED_CACHE"
 
@@ -45,6 +45,7 @@ class Environment:
 
     Attributes:
         platform: PlatformInfo.key.
+        device: what its maker calls an accelerator: those of one architecture differ in memory and cores; else "".
         cores: processor cores the process may use.
         driver: of an accelerator, as text; else "none".
         torch: its version.
@@ -52,6 +53,7 @@ class Environment:
     """
 
     platform: str
+    device: str
     cores: int
     driver: str
     torch: str
@@ -69,7 +71,7 @@ class Environment:
 
 
 def _text(value: object) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    return (", ".join(map(str, value)) if isinstance(value, tuple) else str(value)) or "none"
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def current_environment(registry: KernelRegistry, platform: PlatformInfo | None 
     versioned = {k.origin for k in registry.kernels() if " " in k.origin and os.sep not in k.origin}  # others are paths
     return Environment(
         platform=platform.key,
+        device=platform.description,
         cores=platform.cores,
         driver="none" if platform.driver is None else ".".join(map(str, platform.driver)),
         torch=str(torch.__version__),

@@ -92,7 +92,10 @@ def tune(
     workload = workload_of(selection, candidates, registry, bound)
     if workload is None or not candidates:
         return Tuned((), {}, None)
-    times, failures = time_kernels([c.kernel for c in candidates], workload, runs=runs, sweep=sweep)
+    from tokenspeed_kernel.numerics.on_device import device_of  # the numerics import the binding, which tunes
+
+    device = device_of(selection.platform)
+    times, failures = time_kernels([c.kernel for c in candidates], workload, device=device, runs=runs, sweep=sweep)
     for name, failure in failures.items():
         logger.warning("tuning %s: %s failed and is not measured: %s", selection.operation, name, failure)
     digests = {c.spec.name: (c.spec.version, kernel_digest(c.kernel)) for c in candidates}

@@ -75,6 +75,12 @@ class _Memory:
             host.copy_(there)
 
 
+def arguments_on(device: torch.device, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a call with their tensors on the device; those that share memory share it there."""
+    memory = _Memory(device)
+    return tuple(memory.moved(argument) for argument in arguments)
+
+
 def bridged(fn: KernelFunction, device: torch.device) -> KernelFunction:
     """``fn``, which wants its tensors on the device, for tensors in the host's memory."""
 

@@ -10,12 +10,13 @@ from typing import TypeAlias
 import torch
 
 from tokenspeed_kernel.latency_table import Measurement, cache_path, current_environment, keep
+from tokenspeed_kernel.numerics.on_device import device_of
 from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.plugins.requests import UsageError, find_operation, wanted_signatures, wanted_traits
 from tokenspeed_kernel.records import default_oracle
 from tokenspeed_kernel.registry import Band, KernelRegistry
 from tokenspeed_kernel.selection import OBJECTIVES, Selection, SelectionError, choose
-from tokenspeed_kernel.timing import RUNS, CacheSweep, medians, time_kernels
+from tokenspeed_kernel.timing import RUNS, CacheSweep, Timer, medians, time_kernels
 from tokenspeed_kernel.tuning import Tuned, finalists, tune, workload_of
 from tokenspeed_kernel.workloads import PHASES
 
@@ -82,6 +83,11 @@ def _set_threads(arguments: argparse.Namespace) -> int:
     return threads
 
 
+def _sweep() -> CacheSweep:
+    """Of what kernels run on here."""
+    return CacheSweep(Timer(device_of(current_platform())))
+
+
 def _bench_one(
     registry: KernelRegistry, selection: Selection, runs: int, sweep: CacheSweep
 ) -> tuple[list[BenchResult], list[str]]:
@@ -90,7 +96,8 @@ def _bench_one(
     workload = workload_of(selection, candidates, registry)
     if workload is None:
         return [], [f"{selection.operation} ({selection.signature}): no workload and no numeric case fits"]
-    times, failures = time_kernels([c.kernel for c in candidates], workload, runs=runs, sweep=sweep)
+    kernels = [candidate.kernel for candidate in candidates]
+    times, failures = time_kernels(kernels, workload, device=sweep.device, runs=runs, sweep=sweep)
     found = medians(times)
     reference = next((found.get(c.spec.name) for c in candidates if c.spec.band is Band.REFERENCE), None)
     work = workload.work
@@ -132,7 +139,7 @@ def bench(registry: KernelRegistry, arguments: argparse.Namespace, say: Say) -> 
 
     Returns the exit status: 1 where a kernel failed.
     """
-    threads, sweep = _set_threads(arguments), CacheSweep()
+    threads, sweep = _set_threads(arguments), _sweep()
     results: list[BenchResult] = []
     failures: list[str] = []
     for selection in _requests(registry, arguments):
@@ -189,7 +196,7 @@ def run_tune(registry: KernelRegistry, arguments: argparse.Namespace, say: Say) 
     finalist failed.
     """
     _set_threads(arguments)
-    oracle, here, sweep = default_oracle(), current_environment(registry), CacheSweep()
+    oracle, here, sweep = default_oracle(), current_environment(registry), _sweep()
     path = arguments.output or cache_path(here)
     measured: list[Measurement] = []
     passed_over, status = 0, 0
