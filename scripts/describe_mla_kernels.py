@@ -34,7 +34,12 @@ from tokenspeed_mla.kernels import (
 from tokenspeed_mla.kernels.merge import LANES, WARPS
 from tokenspeed_mla.plan import DecodePlan, tile_rows_of
 
-PAGE = Path(__file__).parent.parent / "docs/design/mla-kernels.md"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.page_parts import with_part, write_or_compare  # noqa: E402
+
+PAGE = ROOT / "docs/design/mla-kernels.md"
 
 
 @dataclass(frozen=True)
@@ -141,22 +146,15 @@ def prefilled() -> list[str]:
 def rewritten(text: str, tables: dict[str, list[str]]) -> str:
     """The page with what stands between ``<!-- name -->`` and ``<!-- end of name -->`` replaced."""
     for name, lines in tables.items():
-        before, rest = text.split(f"<!-- {name} -->\n")
-        _, after = rest.split(f"<!-- end of {name} -->\n")
-        text = f"{before}<!-- {name} -->\n" + "\n".join(lines) + f"\n<!-- end of {name} -->\n{after}"
+        text = with_part(PAGE.name, text, f"<!-- {name} -->", f"<!-- end of {name} -->", "\n".join(lines))
     return text
 
 
 def main() -> int:
     """Returns the exit status."""
-    before = PAGE.read_text(encoding="utf-8")
-    after = rewritten(before, {"compiled": compiled(), "expected": expected(), "prefilled": prefilled()})
-    if "--check" in sys.argv[1:]:
-        if after != before:
-            print(f"{PAGE} is not what the compiler makes now; run {Path(__file__).name}")
-        return int(after != before)
-    PAGE.write_text(after, encoding="utf-8")
-    return 0
+    tables = {"compiled": compiled(), "expected": expected(), "prefilled": prefilled()}
+    wanted = rewritten(PAGE.read_text(encoding="utf-8"), tables)
+    return write_or_compare(PAGE, wanted, check="--check" in sys.argv[1:], script=__file__)
 
 
 if __name__ == "__main__":

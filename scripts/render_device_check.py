@@ -5,7 +5,6 @@
 Sections of devices that no file is about stay as they are.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.device_check.results import Document, PartResult  # noqa: E402
 from scripts.device_check.table import shown_share, shown_value  # noqa: E402
+from scripts.page_parts import with_part  # noqa: E402
 
 PAGE = ROOT / "docs" / "performance.md"
 
@@ -61,11 +61,7 @@ def section(document: Document) -> str:
 
 def with_section(page: str, document: Document) -> str:
     """The page with the section of the document's device; ValueError where the page has none for it."""
-    begin, end = markers(str(document.device["platform"]))
-    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    if not pattern.search(page):
-        raise ValueError(f"docs/performance.md has no section for {document.device['platform']}; add {begin} and {end}")
-    return pattern.sub(lambda _: f"{begin}\n{section(document)}\n{end}", page, count=1)
+    return with_part(f"docs/{PAGE.name}", page, *markers(str(document.device["platform"])), section(document))
 
 
 def main(paths: list[str]) -> int:

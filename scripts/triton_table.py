@@ -13,7 +13,12 @@ from tokenspeed_kernel_triton.ahead_cases import launches
 from tokenspeed_kernel_triton.device import compiling_for
 from tokenspeed_kernel_triton.loading import Launch
 
-PAGE = Path(__file__).parent.parent / "docs/design/triton-kernels.md"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.page_parts import with_part  # noqa: E402
+
+PAGE = ROOT / "docs/design/triton-kernels.md"
 BEGIN, END = "<!-- compiled: begin -->", "<!-- compiled: end -->"
 ARCHITECTURES = ("sm_90", "sm_100", "gfx942", "gfx950")
 TWINS = ("attend", "linear", "attend_selected", "expand")
@@ -72,9 +77,8 @@ def main(architectures: list[str]) -> None:
     """Rewrites the table of the page."""
     lines = sorted(line for architecture in architectures for line in rows(architecture))
     table = "\n".join([HEAD, "|---|---|---|---|---|---|---|---|---|", *lines])
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_part(PAGE.name, text, BEGIN, END, table), encoding="utf-8")
 
 
 if __name__ == "__main__":

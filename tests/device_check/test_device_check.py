@@ -83,7 +83,7 @@ def test_the_page_gets_the_section_of_its_device_and_keeps_the_others():
     assert "| norm.rms | a_kernel | right | 5 | 0.25 |" in made
     assert "| decode | 3,100 GB/s | 78% of the copy ceiling |" in made and "| a copy | 4 TB/s |  |" in made
     assert render_device_check.with_section(made, document(RIGHT, MEASURED)) == made
-    with pytest.raises(ValueError, match="has no section for nvidia-sm_90"):
+    with pytest.raises(ValueError, match="lacks the markers <!-- device check of nvidia-sm_90: begin -->"):
         render_device_check.with_section("nothing", document())
 
 
