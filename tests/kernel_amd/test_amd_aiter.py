@@ -19,6 +19,7 @@ from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.plugins import load_plugins
 from tokenspeed_kernel.quantized import QuantizedTensor, WeightError
+from tokenspeed_kernel.recording import PLANS_ON_HOST, RecordingError
 from tokenspeed_kernel.registry import RegisteredKernel, active_registry
 from tokenspeed_kernel.wrapped_library import LibraryRequirement
 from tokenspeed_kernel_amd import attention, latent, linear, moe, rows
@@ -191,6 +192,19 @@ def test_one_list_of_tokens_serves_all_layers_of_a_forward_and_none_outlives_it(
     lengths[1] = 5
     with steps.one_forward():
         assert run().shape[0] == first.shape[0] - 28
+
+
+def test_lists_of_tokens_are_the_hosts_work_and_no_graph_takes_them(stand_in, monkeypatch):
+    tagged = [kernel.spec.name for kernel in ours() if PLANS_ON_HOST in kernel.spec.tags]
+    assert tagged == ["aiter_attention_mla_decode"], "nothing else waits for the device"
+    *arguments, lengths, scale = latent_call()
+    out = torch.empty_like(arguments[0])
+    with steps.one_forward():
+        latent.mla_decode(*arguments, lengths, scale, out, None)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        with pytest.raises(RecordingError, match="aiter's latent decode plans each forward on the host"):
+            latent.mla_decode(*arguments, lengths, scale, out, None)
 
 
 @pytest.mark.parametrize(

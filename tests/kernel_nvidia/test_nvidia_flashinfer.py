@@ -18,6 +18,7 @@ from tokenspeed_kernel.numerics.verify import verify_kernel
 from tokenspeed_kernel.ops import mla
 from tokenspeed_kernel.platform import current_platform
 from tokenspeed_kernel.plugins import load_plugins
+from tokenspeed_kernel.recording import PLANS_ON_HOST, RecordingError
 from tokenspeed_kernel.registry import RegisteredKernel, active_registry
 from tokenspeed_kernel.traits import MultipleOf, Range
 from tokenspeed_kernel_nvidia import by_table, library, planned, planned_mla, requirement
@@ -107,7 +108,17 @@ def test_every_call_in_the_contract_is_one_that_we_make(stand_in):
     assert stand_in.contract.places == stand_in.contract.used
 
 
-def decode_call(width: int = 1, window: int = 0):
+def latent_decode_call(kernel=planned_mla.mla_decode, heads: int = 16):
+    """One latent decode over two rows, and what it fills."""
+    generator = torch.Generator().manual_seed(4)
+    q, q_rope = (torch.randn(2, heads, width, generator=generator) for width in (512, 64))
+    cache = torch.randn(4, 1, 32, 576, generator=generator).to(torch.bfloat16)
+    table, lengths = torch.tensor([[1, 2], [3, 1]], dtype=torch.int32), torch.tensor([40, 9], dtype=torch.int32)
+    out = torch.empty_like(q)
+    return partial(kernel, q, q_rope, cache, table, lengths, 0.04, out, None), out
+
+
+def decode_call(kernel=planned.decode, width: int = 1, window: int = 0):
     """One decode over three rows, and its arguments."""
     generator = torch.Generator().manual_seed(3)
     cache = torch.randn(20, 2, 2, 16, 64, generator=generator).to(torch.bfloat16)
@@ -115,7 +126,7 @@ def decode_call(width: int = 1, window: int = 0):
     lengths = torch.tensor([64, 5, 33], dtype=torch.int32)
     q = torch.randn(3 * width, 4, 64, generator=generator)
     out = torch.empty_like(q)
-    run = partial(planned.decode, q, cache[:, 0], cache[:, 1], table, lengths, 0.125, window, out)
+    run = partial(kernel, q, cache[:, 0], cache[:, 1], table, lengths, 0.125, window, out)
     return run, lengths, table, out
 
 
@@ -134,6 +145,38 @@ def test_one_plan_serves_all_layers_of_a_forward_and_none_outlives_it(stand_in):
         run()
     assert stand_in.plans == 4
     assert not torch.equal(out[0], before[0]) and torch.equal(out[1:], before[1:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_plans_on_the_host_says_so(stand_in, name):
+    """Of the contract's calls: those with a plan, and no others; of one number of heads alone that of the tables has
+    one too, and refuses where a graph takes it."""
+    kernel = active_registry().kernel(name)
+    modes = {"decode": decode_call, "mla_decode": latent_decode_call}
+    if kernel.spec.mode in modes:
+        run = modes[kernel.spec.mode](kernel.fn)[0]
+        run()
+        assert (stand_in.plans > 0) == (PLANS_ON_HOST in kernel.spec.tags)
+    else:
+        check_rows_behind_others(kernel.fn)
+        assert (stand_in.plans > 0) == (PLANS_ON_HOST in kernel.spec.tags)
+
+
+@pytest.mark.parametrize("heads", [16, 96])
+def test_a_graph_never_takes_a_plan(stand_in, monkeypatch, heads):
+    """Whoever captures ran the step before, in the same forward: its plan is there, and would be every replay's."""
+    calls = [decode_call(planned.decode)[0], latent_decode_call(planned_mla.mla_decode, heads)[0]]
+    by_tables = latent_decode_call(by_table.mla_decode, heads)[0]
+    with steps.one_forward():
+        for run in (*calls, by_tables):
+            run()
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        for run in (*calls, *([by_tables] if heads == 96 else [])):
+            with pytest.raises(RecordingError, match=r"plans each forward on the host.*scheduler\.graphs to off"):
+                run()
+        if heads == 16:
+            by_tables()
 
 
 def test_numbers_of_heads_that_the_tables_kernels_lack_are_the_planned_ones(stand_in):

@@ -117,7 +117,13 @@ def build_device_side(
     )
     dispatch = dispatch_graphs(config.scheduler, config.device)
     around = None if dispatch is None else dispatch.around
-    kernels = KernelBinder(config.kernels, activations=config.activations, device=config.device, around=around)
+    kernels = KernelBinder(
+        config.kernels,
+        activations=config.activations,
+        device=config.device,
+        captured=config.device != "cpu" and config.scheduler.graphs != "off",
+        around=around,
+    )
     report("compile", 0, 1, "binding kernels")
     with binding_objective(config.enforce), recording_selections() as selections:
         make_model = partial(_make_model, config, model_config, family, weights, layout, kernels, communication)

@@ -9,7 +9,7 @@ from tokenspeed.recipes.activation_type import auto_activations
 from tokenspeed.recipes.model_config import CheckpointError
 from tokenspeed.recipes.resolved import Activations
 from tokenspeed_kernel import ops
-from tokenspeed_kernel.binding import Bound, present_objective
+from tokenspeed_kernel.binding import Bound, binding_captured, present_objective
 from tokenspeed_kernel.fp4_rows import FP4_FORMATS
 from tokenspeed_kernel.ops.activation import GatedActivation
 from tokenspeed_kernel.ops.gemm import ACTIVATIONS_VARIABLE
@@ -74,7 +74,7 @@ class KernelBinder:
 
     ``activations``: what products may round their inputs to; "auto" follows weight or cache, and ``device`` (see
     auto_activations). "fp4" counts for weights whose elements have four bits; the others are served as by "auto".
-    TOKENSPEED_KERNEL_ACTIVATIONS goes before it.
+    TOKENSPEED_KERNEL_ACTIVATIONS goes before it. ``captured``: a device's graphs will hold the calls of decodes.
     ``around``: put around each kernel, where someone has to know of its calls.
 
     Attributes:
@@ -87,6 +87,7 @@ class KernelBinder:
         *,
         activations: Activations = "auto",
         device: str = "cpu",
+        captured: bool = False,
         around: Around | None = None,
     ) -> None:
         unknown = sorted(set(overrides) - set(OPERATIONS))
@@ -95,6 +96,7 @@ class KernelBinder:
         self._overrides = dict(overrides)
         self._activations = activations
         self._device = device
+        self._captured = captured
         self._around = around
         self.chosen: dict[str, str] = {}
         self._specs: list[KernelSpec] = []
@@ -264,15 +266,16 @@ class KernelBinder:
     def mla_read(self, mode: str, *, latent_dim: int, rotary_dim: int, page: int, kv_dtype: torch.dtype) -> Kernel:
         """The kernel of ``mode`` ("mla_decode" or "mla_extend") for blocks of ``page`` tokens; raises as attention_read
         does."""
-        bound = ops.bind_mla_read(
-            mode,
-            latent_dim=latent_dim,
-            rotary_dim=rotary_dim,
-            kernel_page_size=page,
-            kv_dtype=kv_dtype,
-            activations=self._attention_rounding(kv_dtype),
-            override=self._overrides.get(f"attention.{mode}"),
-        )
+        with binding_captured(self._captured and mode == "mla_decode"):
+            bound = ops.bind_mla_read(
+                mode,
+                latent_dim=latent_dim,
+                rotary_dim=rotary_dim,
+                kernel_page_size=page,
+                kv_dtype=kv_dtype,
+                activations=self._attention_rounding(kv_dtype),
+                override=self._overrides.get(f"attention.{mode}"),
+            )
         return self._keep(_reads(bound, page))
 
     def mla_extend_expanded(
@@ -400,17 +403,18 @@ class KernelBinder:
         ValueError where the kernel's own page size does not divide a block.
         """
         bind = ops.bind_attention_decode if mode == "decode" else ops.bind_attention_extend
-        bound = bind(
-            head_dim=head_dim,
-            q_per_kv=q_per_kv,
-            kernel_page_size=page,
-            windowed=windowed,
-            sinks=sinks,
-            soft_cap=soft_cap,
-            kv_dtype=kv_dtype,
-            activations=self._attention_rounding(kv_dtype),
-            override=self._overrides.get(f"attention.{mode}"),
-        )
+        with binding_captured(self._captured and mode == "decode"):
+            bound = bind(
+                head_dim=head_dim,
+                q_per_kv=q_per_kv,
+                kernel_page_size=page,
+                windowed=windowed,
+                sinks=sinks,
+                soft_cap=soft_cap,
+                kv_dtype=kv_dtype,
+                activations=self._attention_rounding(kv_dtype),
+                override=self._overrides.get(f"attention.{mode}"),
+            )
         return self._keep(_reads(bound, page))
 
     def _attention_rounding(self, kv_dtype: torch.dtype) -> str | None:

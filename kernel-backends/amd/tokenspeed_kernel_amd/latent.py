@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 from tokenspeed_kernel.page_lists import seen_queries, settle, uniform_rows
+from tokenspeed_kernel.recording import refuse_capture
 from tokenspeed_kernel.steps import present_forward
 from tokenspeed_kernel.wrapped_library import library_module, note_variant
 from tokenspeed_kernel_triton import attention
@@ -46,7 +47,8 @@ class TokenLists:
 
     def refresh(self, page_table: torch.Tensor, seq_lens: torch.Tensor, page: int, per_page: int) -> None:
         """Makes the lists, which waits for the device once, unless that was done in this forward. ``per_page``: entries
-        from the beginning of a page to that of the next."""
+        from the beginning of a page to that of the next. RecordingError where a graph takes calls."""
+        refuse_capture("aiter's latent decode")
         forward = present_forward()
         wanted = (forward, page_table.shape, seq_lens.data_ptr())
         if forward is not None and wanted == self._made_for:

@@ -6,6 +6,7 @@ from tokenspeed_kernel.ops.gemm import linear_signature
 from tokenspeed_kernel.ops.moe import experts_signature
 from tokenspeed_kernel.ops.norm import NORM_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
+from tokenspeed_kernel.recording import PLANS_ON_HOST
 from tokenspeed_kernel.registry import Band, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT32, WEIGHT_FORMATS, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
@@ -74,7 +75,7 @@ def register() -> None:
     """Registers every kernel of this package."""
     _register("attention.decode", attention.decode, _ROUNDED_CACHE, _READ, WHOLE_PAGES)
     _register("attention.extend", attention.extend, _ROUNDED_CACHE, _READ, WHOLE_PAGES)
-    _register("attention.mla_decode", latent.mla_decode, _ROUNDED_CACHE, _LATENT)
+    _register("attention.mla_decode", latent.mla_decode, _ROUNDED_CACHE, _LATENT, PLANS_ON_HOST)
     norms = frozenset({NORM_SIGNATURE})
     _register("norm.rms", rows.rms, norms, {})
     _register("norm.fused_add_rms", rows.fused_add_rms, norms, {})

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tokenspeed_kernel.records import default_oracle
@@ -32,6 +33,19 @@ def binding_objective(objective: str) -> Iterator[None]:
         yield
     finally:
         _objective.reset(token)
+
+
+_captured: ContextVar[bool] = ContextVar("tokenspeed_kernel_captured", default=False)
+
+
+@contextmanager
+def binding_captured(captured: bool) -> Iterator[None]:
+    """Within the block, where ``captured``, bindings are of kernels whose calls graphs can hold (see recording.py)."""
+    token = _captured.set(captured)
+    try:
+        yield
+    finally:
+        _captured.reset(token)
 
 
 def present_objective() -> str:
@@ -110,10 +124,19 @@ def _tuned(
     bound: Mapping[str, Any],
 ) -> Selection:
     """The selection, once more where its finalists had to be measured first."""
-    objective = _objective.get()
-    selection = choose(family, mode, signature, traits, override=override, objective=objective)
+    chosen = partial(
+        choose,
+        family,
+        mode,
+        signature,
+        traits,
+        override=override,
+        objective=_objective.get(),
+        captured=_captured.get(),
+    )
+    selection = chosen()
     if autotune(selection, oracle=default_oracle(), registry=active_registry(), bound=bound):
-        selection = choose(family, mode, signature, traits, override=override, objective=objective)
+        selection = chosen()
     return selection
 
 

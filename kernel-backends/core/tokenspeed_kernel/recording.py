@@ -3,12 +3,23 @@
 A step of the same shapes over the same memory makes the same kernel calls, so what the interpreter does between them
 can be left out: CUDA graphs do so for a device, and a vendor's package for its own kernels. A kernel says in
 ``KernelSpec.recorder`` whose recorder notes its calls; a step can be recorded where all its kernels name the same one.
+
+A device's graphs note whatever is launched, whoever launches it, so their kernels name no recorder. What they leave out
+is the host's part: a kernel that waits for the device and plans on the host in each forward, as some of wrapped
+libraries do, says so by the tag PLANS_ON_HOST. Replayed, it would go by the plan of the forward that was captured.
+Where decodes are captured, none such is chosen for them (``binding_captured``), and one that a capture reaches all the
+same refuses it (``refuse_capture``).
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from tokenspeed_kernel.registry import KernelSpec, active_registry
+
+PLANS_ON_HOST = "plans_on_host"
+"""Tag of a kernel that does work on the host in each forward, which no graph can hold."""
 
 _Result = TypeVar("_Result")
 
@@ -18,6 +29,15 @@ Replay = Callable[[], None]
 
 class RecordingError(RuntimeError):
     """A step that cannot be recorded; the message names what stood in the way."""
+
+
+def refuse_capture(kernel: str) -> None:
+    """What ``kernel``, which plans on the host, calls first: raises RecordingError where a GPU notes its calls."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+        raise RecordingError(
+            f"{kernel} plans each forward on the host, which a captured step would leave out; name another kernel for "
+            "the operation (kernels), or set scheduler.graphs to off"
+        )
 
 
 class Recorder(Protocol):

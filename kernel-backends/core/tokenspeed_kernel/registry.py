@@ -114,7 +114,8 @@ class KernelSpec:
         weight_preprocessor: applied to the weight, once, before the factory of a bound kernel sees it.
         tags: promises, such as "deterministic" (same input, same bits) or "row_invariant" (a row's bits do not
         depend on the other rows, nor on how the rows are cut into calls); or a warning, such as "compiled_only" (never
-        run on the hardware it is for) and "reads_whole_pages" (see numerics/verify.py).
+        run on the hardware it is for), "reads_whole_pages" (see numerics/verify.py) and "plans_on_host" (see
+        recording.py).
         recorder: the recorder that can note its calls, "" where none can; see recording.py.
         version: changes when the kernel's numbers may change; verification records name it.
     """

@@ -15,6 +15,7 @@ from tokenspeed_kernel.oracle import ScoreBreakdown, SelectionOracle
 from tokenspeed_kernel.overrides import Override, effective_override, misspelt_variables
 from tokenspeed_kernel.platform import PlatformInfo, current_platform
 from tokenspeed_kernel.plugins.loading import loaded_registry
+from tokenspeed_kernel.recording import PLANS_ON_HOST
 from tokenspeed_kernel.records import default_oracle
 from tokenspeed_kernel.registry import (
     Band,
@@ -54,7 +55,8 @@ class Candidate:
 
     Attributes:
         kernel: the kernel.
-        dropped_at: "signature", "platform", "traits", "objective" or "override", or None where it was ranked.
+        dropped_at: "signature", "platform", "traits", "objective", "graphs", "numerics" or "override", or None where it
+            was ranked.
         reason: why it was dropped.
         score: its score where it was ranked.
     """
@@ -159,6 +161,7 @@ def _drop(
     traits: Mapping[str, TraitValue],
     vocabulary: Any,
     objective: str,
+    captured: bool,
     oracle: SelectionOracle,
 ) -> tuple[str, str] | None:
     """The step that drops the kernel and why, or None where it can run."""
@@ -174,6 +177,8 @@ def _drop(
         return "traits", reason
     if objective == "determinism" and not spec.tags >= DETERMINISM_TAGS:
         return "objective", f"does not promise {', '.join(sorted(DETERMINISM_TAGS - spec.tags))}"
+    if captured and PLANS_ON_HOST in spec.tags:
+        return "graphs", "plans each forward on the host, which no graph holds; scheduler.graphs: off admits it"
     if oracle.failed(spec, platform):
         return "numerics", "its numbers were compared with the reference on this platform and found wrong"
     return None
@@ -239,10 +244,12 @@ def choose(
     platform: PlatformInfo | None = None,
     override: str | None = None,
     objective: str = "latency",
+    captured: bool = False,
     registry: KernelRegistry | None = None,
     oracle: SelectionOracle | None = None,
 ) -> Selection:
-    """``select`` for a binding: the guard against selecting while serving is the caller's.
+    """``select`` for a binding: the guard against selecting while serving is the caller's. ``captured``: graphs will
+    hold the calls.
 
     Plugins are loaded first where the process's own registry is used, then the machine's own latency tables where its
     own oracle is. Raises SelectionError where nothing can run, OverrideError where an override cannot, TraitError for a
@@ -262,7 +269,7 @@ def choose(
     complete = complete_request(operation.name, traits, operation.traits)
     ranked, dropped = [], []
     for kernel in registry.kernels(family, mode):
-        drop = _drop(kernel, signature, platform, complete, operation.traits, objective, oracle)
+        drop = _drop(kernel, signature, platform, complete, operation.traits, objective, captured, oracle)
         if drop is not None:
             dropped.append(Candidate(kernel, *drop))
             continue

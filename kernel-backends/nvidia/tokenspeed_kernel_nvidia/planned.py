@@ -1,8 +1,9 @@
 """attention.decode and attention.extend by FlashInfer's planned kernels; contracts in tokenspeed_kernel.ops.attention.
 
 The library plans on the host how rows are cut over the device's blocks. The plan of a forward serves all layers of a
-cache group (tokenspeed_kernel.steps); making it waits for the device once. Pages are [pages, heads, page, head_dim],
-"HND" there, at any strides that keys and values share: ours.
+cache group (tokenspeed_kernel.steps); making it waits for the device once, so that no graph holds its calls
+(tokenspeed_kernel.recording). Pages are [pages, heads, page, head_dim], "HND" there, at any strides that keys and
+values share: ours.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tokenspeed_kernel.page_lists import (
     uniform_rows,
     without_unseen_pages,
 )
+from tokenspeed_kernel.recording import refuse_capture
 from tokenspeed_kernel.steps import present_forward
 from tokenspeed_kernel.wrapped_library import library_module, note_variant
 from tokenspeed_kernel_nvidia.library import generation_of, scratch
@@ -82,7 +84,8 @@ class Plan:
         )
 
     def refresh(self, rows: PagedRows, queries: int) -> None:
-        """Plans for these rows, unless that was done in this forward."""
+        """Plans for these rows, unless that was done in this forward. RecordingError where a graph takes calls."""
+        refuse_capture("flashinfer's planned attention")
         forward = present_forward()
         wanted = (forward, queries, rows.page_table.shape, rows.seq_lens.data_ptr(), rows.query_start.shape)
         if forward is not None and wanted == self._made_for:

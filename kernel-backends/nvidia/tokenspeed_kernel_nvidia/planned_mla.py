@@ -18,6 +18,7 @@ from tokenspeed_kernel.page_lists import (
     single_queries,
     uniform_rows,
 )
+from tokenspeed_kernel.recording import refuse_capture
 from tokenspeed_kernel.steps import present_forward
 from tokenspeed_kernel.wrapped_library import library_module, note_variant
 from tokenspeed_kernel_nvidia.library import generation_of, scratch
@@ -61,7 +62,8 @@ class LatentPlan:
         )
 
     def refresh(self, rows: PagedRows) -> None:
-        """Plans for these rows, unless that was done in this forward."""
+        """Plans for these rows, unless that was done in this forward. RecordingError where a graph takes calls."""
+        refuse_capture("flashinfer's planned latent attention")
         forward = present_forward()
         wanted = (forward, rows.most, rows.page_table.shape, rows.seq_lens.data_ptr())
         if forward is not None and wanted == self._made_for:

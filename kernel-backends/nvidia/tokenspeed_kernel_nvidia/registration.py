@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
+from tokenspeed_kernel.recording import PLANS_ON_HOST
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
 from tokenspeed_kernel.signature import BFLOAT16, FLOAT32, FormatSignature
 from tokenspeed_kernel.traits import MultipleOf, Range, TraitBound, one_of
@@ -52,6 +53,7 @@ def _register(
     solution: str = SOLUTION,
     variant: str = "",
 ) -> None:
+    planned = solution == SOLUTION
     spec = KernelSpec(
         name=f"{solution}_attention_{mode}{variant}",
         family="attention",
@@ -61,8 +63,8 @@ def _register(
         signatures=_ROUNDED,
         traits=traits,
         band=Band.SPECIALISED,
-        workspace=_scratch(1 if solution == SOLUTION else 0),
-        tags=TAGS,
+        workspace=_scratch(1 if planned else 0),
+        tags=TAGS | {PLANS_ON_HOST} if planned else TAGS,
     )
     register_kernel(spec)(kernel)
 
