@@ -30,7 +30,7 @@ LENGTH = 1024  # tokens of one sequence
 Best = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
-def best_tokens(source: ModelSource, ids: list[int], activations: str, cache: str) -> Best:
+def best_tokens(source: ModelSource, ids: list[int], activations: str, cache: str = "float32") -> Best:
     """The best token of each position but each sequence's last, and how far the second lies behind it."""
     config = resolved(source, max_len=LENGTH + 64, chunk=256, kv_dtype=cache, activations=activations)
     device = build(config.model_copy(update={"threads": 0}))
