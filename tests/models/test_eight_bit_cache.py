@@ -11,6 +11,7 @@ import torch
 from model_checks import all_logprobs
 from plan_maker import Request, groups_of, run
 from sparse_models import compressed_model, sparse_model
+from thread_ranks import build_ranks
 from tiny_models import REFERENCE, build, prompt_of, resolved, save, transformers_model
 
 from tokenspeed.device.builder import POISON_VARIABLE, DeviceBuild
@@ -90,6 +91,20 @@ def test_the_chosen_kernels_agree_with_the_references(folder: Path) -> None:
     for chunk in (64, 7):
         chosen = logprobs(folder, chunk, kv_dtype="float8_e4m3")
         assert np.abs(chosen - reference).mean() < 0.1 * np.abs(exact - reference).mean()
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_ranks_hold_parts_of_it(family: str, tmp_path: Path) -> None:
+    """Their sums are rounded in another order, so that values may fall on the other side of a middle: on average."""
+    folder = save(FAMILIES[family](), tmp_path)
+    exact, alone = (logprobs(folder, 64, kv_dtype=dtype) for dtype in ("float32", "float8_e4m3"))
+    config = resolved(folder, activations="float32", chunk=256, kv_dtype="float8_e4m3")
+    ranks = build_ranks(config, 2)
+    try:
+        shared = all_logprobs(ranks, PROMPT, 9)[1]
+    finally:
+        ranks.handle.shutdown()
+    assert np.abs(shared - alone).mean() < 0.1 * np.abs(exact - alone).mean()
 
 
 def generated(device: DeviceBuild, requests: list[Request]) -> list[list[int]]:

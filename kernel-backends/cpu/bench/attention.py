@@ -62,12 +62,14 @@ class Sequences:
         return pages.transpose(1, 2).flatten(2, 3)[:, :, : int(self.lengths[0])].contiguous()
 
 
-def sequences(fields: int, heads: int, width: int, batch: int, context: int) -> Sequences:
+def sequences(
+    fields: int, heads: int, width: int, batch: int, context: int, dtype: torch.dtype = KV_DTYPE
+) -> Sequences:
     """As many batches as the set holds, one at least."""
     pages = batch * -(-context // PAGE)
-    calls = max(1, SET_BYTES // (pages * fields * heads * PAGE * width * KV_DTYPE.itemsize))
+    calls = max(1, SET_BYTES // (pages * fields * heads * PAGE * width * dtype.itemsize))
     blocks = (torch.randperm(calls * pages) + 1).to(torch.int32).reshape(calls, batch, -1)
-    few = torch.randn(8, fields, heads, PAGE, width).to(KV_DTYPE)
+    few = torch.randn(8, fields, heads, PAGE, width).to(dtype)
     arena = few[torch.arange(calls * pages + 1) % 8]
     return Sequences(arena, list(blocks), torch.full((batch,), context, dtype=torch.int32))
 
