@@ -66,7 +66,7 @@ def main() -> None:
     source = ModelSource(kind="folder" if arguments.model.is_dir() else "gguf", path=str(arguments.model.absolute()))
     text = "\n".join((ROOT / name).read_text("utf-8") for name in TEXTS)
     ids = list(load_text_assets(source).tokenizer.encode(text, False))[: arguments.tokens]
-    expected, margins = best_tokens(source, ids, "float32", "float32")
+    expected, margins = best_tokens(source, ids, "float32")
     kinds = [(activations, "float32") for activations in arguments.activations]
     kinds += [("float32", cache) for cache in arguments.caches]
     for activations, cache in kinds:

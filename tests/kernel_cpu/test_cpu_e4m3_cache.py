@@ -38,11 +38,15 @@ def activations(request: pytest.FixtureRequest, instruction_set: str) -> str:
     return str(request.param)
 
 
+@pytest.mark.parametrize("numbers", [False, True])
 @pytest.mark.parametrize("group", [1, 3, 9])
 @pytest.mark.parametrize("width", [64, 46, 6])
-def test_grouped_attention_to_one_key_gives_its_value(activations: str, group: int, width: int) -> None:
-    """A window of one position: the weight is 1. Groups of 9 have their values widened beforehand."""
+def test_grouped_attention_to_one_key_gives_its_value(activations: str, group: int, width: int, numbers: bool) -> None:
+    """A window of one position: the weight is 1. Groups of 9 have their values widened beforehand; keys and values that
+    are numbers all are widened in a way of their own."""
     values = every_element(width).unsqueeze(1)
+    if numbers:
+        values = torch.where(values.float().isnan(), 0.0, values.float()).to(E4M3)
     keys = torch.zeros_like(values.float()).to(E4M3)
     tokens = (values.shape[0] - 1) * PAGE
     table = torch.arange(1, values.shape[0], dtype=torch.int32).unsqueeze(0)
@@ -79,6 +83,22 @@ def test_scores_are_those_of_the_keys(activations: str, width: int) -> None:
     assert bool(((lse.double() - scores).abs()[sound] <= 1e-5 * size[sound]).all())
     assert bool(lse[~sound].isnan().all())
     same(out[sound][:, 1], flat[sound][:, 0, 0, :width])
+
+
+def test_one_key_that_is_none_shows_where_it_is_seen_only(instruction_set: str) -> None:
+    """Among thousands of numbers, in the last byte of the last key of a tile: queries before it are as they were."""
+    length, width = 200, 48
+    cache = torch.randn(1 + length // PAGE, 2, 1, PAGE, width).to(E4M3)
+    table, starts = torch.arange(1, 51, dtype=torch.int32).unsqueeze(0), torch.tensor([0, length], dtype=torch.int32)
+    bound = bind_attention_extend(head_dim=width, q_per_kv=2, kernel_page_size=PAGE, kv_dtype=E4M3)
+    q, ends = torch.randn(length, 2, width), torch.tensor([length], dtype=torch.int32)
+    outs = []
+    for broken in (0x00, 0xFF):
+        cache.view(torch.uint8)[32, :, 0, 3, width - 1] = broken  # position 127
+        outs.append(torch.empty(length, 2, width))
+        bound.fn(q, cache[:, 0], cache[:, 1], table, starts, ends, 0.1, 0, outs[-1])
+    assert torch.equal(outs[0][:127], outs[1][:127])
+    assert bool(outs[1][127:].isnan().all()) and not outs[0].isnan().any()
 
 
 def test_an_indexer_scores_the_numbers_that_lie_there(instruction_set: str) -> None:

@@ -118,9 +118,9 @@ void weigh(const Run* runs, int64_t count, const float* weights, const float* fa
 
 #undef TOKENSPEED_UNROLLED
 
-// One step of the online softmax of all rows. While the first rows are scored, the keys and values of `next` are asked for:
-// a page is a short stream that the processor's own prefetcher loses at its end.
-template <class Type, class NextType>
+// One step of the online softmax of all rows; Loader reads what Type stores. While the first rows are scored, the keys and
+// values of `next` are asked for: a page is a short stream that the processor's own prefetcher loses at its end.
+template <class Loader, class Type, class NextType>
 void attend_tile(const AttentionTile& tile, KeyTile<Type>& now, const KeyTile<NextType>& next, bool one_plane,
                  const AttentionState& state) {
     float scores[kMaxTileRows * kKeyTile];
@@ -136,16 +136,16 @@ void attend_tile(const AttentionTile& tile, KeyTile<Type>& now, const KeyTile<Ne
                 ask_for(next.keys[i], tile.key_dim);
                 if (!one_plane) ask_for(next.values[i], tile.value_dim);
             }
-            score_rest<Type, kAttentionRows>(tile.queries + r * tile.key_dim, rows, now.keys + j, tile.key_dim,
+            score_rest<Loader, kAttentionRows>(tile.queries + r * tile.key_dim, rows, now.keys + j, tile.key_dim,
                                              scores + r * kKeyTile + j);
         }
     }
     const int64_t count = soften_rows(tile, now.begin, scores, state, factors, runs);
-    weigh<Type>(runs, count, scores, factors, now.values, state.accumulator, tile.value_dim);
+    weigh<Loader>(runs, count, scores, factors, now.values, state.accumulator, tile.value_dim);
 }
 
 // Copies the keys and values of a tile as float32 to `memory`, once for all rows.
-template <class Type>
+template <class Loader, class Type>
 void widen(const KeyTile<Type>& from, const AttentionTile& tile, bool one_plane, float* memory, KeyTile<Float32>& to) {
     to.begin = from.begin;
     to.skipped = from.skipped;
@@ -155,7 +155,7 @@ void widen(const KeyTile<Type>& from, const AttentionTile& tile, bool one_plane,
         for (int64_t j = from.skipped; j < from.count; ++j, memory += stride) {
             for (int64_t d = 0; d < dim; d += kLanes) {
                 const int64_t count = smaller(kLanes, dim - d);
-                store(memory + d, count == kLanes ? Type::load(rows[j] + d) : Type::load_first(rows[j] + d, count));
+                store(memory + d, count == kLanes ? Loader::load(rows[j] + d) : Loader::load_first(rows[j] + d, count));
             }
             copies[j] = memory;
         }
@@ -167,6 +167,36 @@ void widen(const KeyTile<Type>& from, const AttentionTile& tile, bool one_plane,
         copy(from.values, tile.value_dim, to.values);
 }
 
+// The tile as it lies, or widened first where the caller gave memory for that.
+template <class Loader, class Type>
+void attend_now(const AttentionTile& tile, KeyTile<Type>& now, const KeyTile<Type>& next, bool one_plane,
+                const AttentionState& state) {
+    if (!tile.wide) return attend_tile<Loader>(tile, now, next, one_plane, state);
+    KeyTile<Float32> wide;
+    widen<Loader>(now, tile, one_plane, tile.wide, wide);
+    attend_tile<Float32>(tile, wide, next, one_plane, state);
+}
+
+// Whether no key and no value of the tile is NaN.
+inline bool all_numbers(const KeyTile<E4M3>& now, const AttentionTile& tile, bool one_plane) {
+    for (int64_t j = now.skipped; j < now.count; ++j)
+        if (!all_e4m3_numbers(now.keys[j], tile.key_dim) ||
+            (!one_plane && !all_e4m3_numbers(now.values[j], tile.value_dim)))
+            return false;
+    return true;
+}
+
+template <class Type>
+void attend_as_found(const AttentionTile& tile, KeyTile<Type>& now, const KeyTile<Type>& next, bool one_plane,
+                     const AttentionState& state) {
+    attend_now<Type>(tile, now, next, one_plane, state);
+}
+inline void attend_as_found(const AttentionTile& tile, KeyTile<E4M3>& now, const KeyTile<E4M3>& next, bool one_plane,
+                            const AttentionState& state) {
+    if (all_numbers(now, tile, one_plane)) return attend_now<E4M3Numbers>(tile, now, next, one_plane, state);
+    attend_now<E4M3>(tile, now, next, one_plane, state);
+}
+
 template <class Type>
 void attend_type(const Cache& cache, const AttentionTile& tile, int64_t split, const AttentionState& state) {
     clear(tile, state);
@@ -175,17 +205,11 @@ void attend_type(const Cache& cache, const AttentionTile& tile, int64_t split, c
     if (start >= end) return;
     const bool one_plane = cache.keys.data == cache.values.data;
     KeyTile<Type> tiles[2];
-    KeyTile<Float32> wide;
     int64_t begin = start / kKeyTile * kKeyTile;
     find_keys(cache, tile, begin, start, end, tiles[0]);
     for (int now = 0; begin < end; begin += kKeyTile, now = 1 - now) {
         find_keys(cache, tile, begin + kKeyTile, start, end, tiles[1 - now]);
-        if (tile.wide) {
-            widen(tiles[now], tile, one_plane, tile.wide, wide);
-            attend_tile(tile, wide, tiles[1 - now], one_plane, state);
-        } else {
-            attend_tile(tile, tiles[now], tiles[1 - now], one_plane, state);
-        }
+        attend_as_found(tile, tiles[now], tiles[1 - now], one_plane, state);
     }
 }
 

@@ -19,7 +19,7 @@ void attend_expanded(const ExpandedKeys& expanded, const AttentionTile& tile, co
             now.keys[j] = expanded.keys + (begin - expanded.begin + j) * expanded.key_dim;
             now.values[j] = expanded.values + (begin - expanded.begin + j) * expanded.value_dim;
         }
-        attend_tile(tile, now, none, false, state);
+        attend_tile<Float32>(tile, now, none, false, state);
     }
 }
 

@@ -69,9 +69,15 @@ struct Float16 {
 };
 struct E4M3 {
     using Element = uint8_t;
-    static Vec load(const Element* p) { return load_e4m3(p); }
-    static Vec load_first(const Element* p, int64_t count) { return load_e4m3_first(p, count); }
+    static Vec load(const Element* p) { return widen_e4m3(load_bytes(p)); }
+    static Vec load_first(const Element* p, int64_t count) { return widen_e4m3(load_bytes_first(p, count)); }
     static void store_first(Element* p, Vec v, int64_t count) { store_e4m3_first(p, v, count); }
+};
+// Those that are known to be numbers: where many are read, one look at all of them costs less than one at each.
+struct E4M3Numbers {
+    using Element = uint8_t;
+    static Vec load(const Element* p) { return widen_e4m3_numbers(load_bytes(p)); }
+    static Vec load_first(const Element* p, int64_t count) { return widen_e4m3_numbers(load_bytes_first(p, count)); }
 };
 
 }  // namespace

@@ -83,19 +83,34 @@ inline void store_float16_first(uint16_t* p, Vec v, int64_t count) {
 }
 
 // As avx512.hpp has it; what is no number gets the exponent of a half that is none.
+inline Vec widen_e4m3_halves(__m128i halves) { return mul(_mm256_cvtph_ps(halves), set(256.0f)); }
+inline __m128i moved_e4m3(__m128i wide) {
+    return _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff));
+}
+inline Vec widen_e4m3_numbers(__m128i bytes) { return widen_e4m3_halves(moved_e4m3(_mm_cvtepi8_epi16(bytes))); }
 inline Vec widen_e4m3(__m128i bytes) {
     const __m128i magnitude = _mm_set1_epi16(0x7f), wide = _mm_cvtepi8_epi16(bytes);
     const __m128i none = _mm_cmpeq_epi16(_mm_and_si128(wide, magnitude), magnitude);
-    const __m128i moved = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff));
-    const __m128i halves = _mm_or_si128(moved, _mm_and_si128(none, _mm_set1_epi16(0x7e00)));
-    return mul(_mm256_cvtph_ps(halves), set(256.0f));
+    return widen_e4m3_halves(_mm_or_si128(moved_e4m3(wide), _mm_and_si128(none, _mm_set1_epi16(0x7e00))));
 }
-inline Vec load_e4m3(const uint8_t* p) { return widen_e4m3(_mm_loadl_epi64((const __m128i*)p)); }
-inline Vec load_e4m3_first(const uint8_t* p, int64_t count) {
-    if (count == kLanes) return load_e4m3(p);
+inline __m128i load_bytes(const uint8_t* p) { return _mm_loadl_epi64((const __m128i*)p); }
+inline __m128i load_bytes_first(const uint8_t* p, int64_t count) {
+    if (count == kLanes) return load_bytes(p);
     uint64_t lanes = 0;
     memcpy(&lanes, p, (size_t)count);
-    return widen_e4m3(_mm_cvtsi64_si128((long long)lanes));
+    return _mm_cvtsi64_si128((long long)lanes);
+}
+inline bool all_e4m3_numbers(const uint8_t* p, int64_t count) {
+    const __m256i sign = _mm256_set1_epi8((char)0x80), ones = _mm256_set1_epi8((char)0xff);
+    __m256i none = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        const __m256i bytes = _mm256_loadu_si256((const __m256i*)(p + i));
+        none = _mm256_or_si256(none, _mm256_cmpeq_epi8(_mm256_or_si256(bytes, sign), ones));
+    }
+    bool found = _mm256_movemask_epi8(none) != 0;
+    for (; i < count; ++i) found |= (p[i] & 0x7f) == 0x7f;
+    return !found;
 }
 // As avx512.hpp has it.
 inline void store_e4m3_first(uint8_t* p, Vec v, int64_t count) {

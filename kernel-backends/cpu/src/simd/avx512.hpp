@@ -78,17 +78,27 @@ inline void store_float16_first(uint16_t* p, Vec v, int64_t count) {
     _mm256_mask_storeu_epi16(p, first(count), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
-// Sign, exponent and significand of an e4m3 move to where a half has them, which divides the value by 2^8.
+// Sign, exponent and significand of an e4m3 move to where a half has them, which divides the value by 2^8. For numbers only.
+inline Vec widen_e4m3_numbers(__m128i bytes) {
+    const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+    return mul(_mm512_cvtph_ps(_mm256_and_si256(moved, _mm256_set1_epi16((short)0xbfff))), set(256.0f));
+}
 inline Vec widen_e4m3(__m128i bytes) {
     const __m128i ones = _mm_set1_epi8((char)0xff);
     const __mmask16 none = _mm_cmpeq_epi8_mask(_mm_or_si128(bytes, _mm_set1_epi8((char)0x80)), ones);
-    const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
-    const __m256i halves = _mm256_and_si256(moved, _mm256_set1_epi16((short)0xbfff));
-    return _mm512_mask_mov_ps(mul(_mm512_cvtph_ps(halves), set(256.0f)), none, set(__builtin_nanf("")));
+    return _mm512_mask_mov_ps(widen_e4m3_numbers(bytes), none, set(__builtin_nanf("")));
 }
-inline Vec load_e4m3(const uint8_t* p) { return widen_e4m3(_mm_loadu_si128((const __m128i*)p)); }
-inline Vec load_e4m3_first(const uint8_t* p, int64_t count) {
-    return widen_e4m3(_mm_maskz_loadu_epi8(first(count), p));
+inline __m128i load_bytes_first(const uint8_t* p, int64_t count) { return _mm_maskz_loadu_epi8(first(count), p); }
+inline __m128i load_bytes(const uint8_t* p) { return _mm_loadu_si128((const __m128i*)p); }
+// Whether none of `count` e4m3 is NaN.
+inline bool all_e4m3_numbers(const uint8_t* p, int64_t count) {
+    const __m512i sign = _mm512_set1_epi8((char)0x80), ones = _mm512_set1_epi8((char)0xff);
+    __mmask64 none = 0;
+    for (int64_t i = 0; i < count; i += 64) {
+        const __mmask64 lanes = count - i < 64 ? (1ull << (count - i)) - 1 : ~0ull;
+        none |= _mm512_cmpeq_epi8_mask(_mm512_or_si512(_mm512_maskz_loadu_epi8(lanes, p + i), sign), ones);
+    }
+    return none == 0;
 }
 
 // To nearest even; ±448 for what lies beyond it, a NaN stays one.

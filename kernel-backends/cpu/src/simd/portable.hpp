@@ -133,12 +133,31 @@ inline float e4m3_to_float(uint8_t e4m3) {
     memcpy(&value, &bits, 4);
     return (e4m3 & 0x7f) == 0x7f ? __builtin_nanf("") : value * 0x1p120f;
 }
-inline Vec load_e4m3_first(const uint8_t* p, int64_t count) {
+// Bytes of one vector, as the other sets have them.
+struct LaneBytes {
+    uint8_t bytes[kLanes];
+};
+inline LaneBytes load_bytes_first(const uint8_t* p, int64_t count) {
+    LaneBytes lanes{};
+    memcpy(lanes.bytes, p, (size_t)count);
+    return lanes;
+}
+inline LaneBytes load_bytes(const uint8_t* p) { return load_bytes_first(p, kLanes); }
+inline Vec widen_e4m3(LaneBytes lanes) {
     Vec v{};
-    for (int64_t i = 0; i < count; ++i) v[i] = e4m3_to_float(p[i]);
+    for (int i = 0; i < kLanes; ++i) v[i] = e4m3_to_float(lanes.bytes[i]);
     return v;
 }
-inline Vec load_e4m3(const uint8_t* p) { return load_e4m3_first(p, kLanes); }
+inline Vec widen_e4m3_numbers(LaneBytes lanes) {
+    UintVec bits{};
+    for (int i = 0; i < kLanes; ++i) bits[i] = lanes.bytes[i];
+    return (Vec)((bits & 0x7fu) << 20 | (bits & 0x80u) << 24) * 0x1p120f;
+}
+inline bool all_e4m3_numbers(const uint8_t* p, int64_t count) {
+    bool found = false;
+    for (int64_t i = 0; i < count; ++i) found |= (p[i] & 0x7f) == 0x7f;
+    return !found;
+}
 // To nearest even; ±448 for what lies beyond it, a NaN stays one.
 inline uint8_t narrow_e4m3(float value) {
     uint32_t bits;
