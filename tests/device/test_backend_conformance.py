@@ -85,6 +85,7 @@ def test_every_file_has_a_case_and_every_backend_many_solutions() -> None:
     assert {case.file for case in CASES.values()} == set(attention_backends.backend_names())
     assert len(ATTENTION) >= 12
     assert {"reference", "torch", "triton"} <= {solution for _, solution in SAMPLING}
+    assert len(SAMPLING) >= 8
 
 
 @pytest.mark.parametrize(("case", "solution"), ATTENTION)
@@ -117,10 +118,14 @@ def sampled(backend: Any, generator: torch.Generator) -> list[torch.Tensor]:
     drawn, nan = torch.empty(rows, dtype=torch.int32), torch.empty(rows, dtype=torch.bool)
     top_k = torch.tensor([0, 1, 5, 0, 9], dtype=torch.int32)
     top_p, min_p = torch.tensor([1.0, 1.0, 0.8, 0.6, 0.9]), torch.tensor([0.0, 0.0, 0.1, 0.0, 0.2])
-    backend.sample(logits.clone(), 0.5 + tenths, top_k, top_p, min_p, 7 * ints.long() - 9, ints % 2, ints, drawn)
+    rules = (0.5 + tenths, top_k, top_p, min_p, 7 * ints.long() - 9, ints % 2, ints)
+    backend.sample(logits.clone(), *rules, drawn, most_kept=0)
+    few = torch.empty_like(drawn)
+    rules = (rules[0], torch.tensor([3, 1, 5, 16, 9], dtype=torch.int32), *rules[2:])
+    backend.sample(logits.clone(), *rules, few, most_kept=16)
     logits[3, 69] = torch.nan
     backend.has_nan(logits, nan)
-    return [taken, *best, drawn, nan]
+    return [taken, *best, drawn, few, nan]
 
 
 @pytest.mark.parametrize(("name", "solution"), SAMPLING)

@@ -14,6 +14,7 @@ from tiny_models import REFERENCE
 from tokenspeed.device.handle import RowStart
 from tokenspeed.device.placement import HOST
 from tokenspeed.device.sampling.backends import backend_names, make_backend
+from tokenspeed.device.sampling.backends.candidates import first_candidates
 from tokenspeed.device.sampling.sampler import Sampled, Sampler
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.messages import SamplingParameters
@@ -56,6 +57,51 @@ def test_every_backend_has_the_five_operations(name: str) -> None:
     backend = make_backend(name, KernelBinder({}))
     for operation in ("has_nan", "apply_penalties", "apply_token_mask", "sample", "logprobs"):
         assert callable(getattr(backend, operation))
+
+
+@pytest.mark.parametrize("solution", ["reference", "torch", "chosen"])
+@given(which=st.integers(0, 10**6), most=st.integers(2, 100), coarse=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_few_candidates_give_the_token_of_the_whole_vocabulary(
+    solution: str, which: int, most: int, coarse: bool
+) -> None:
+    """Ties at the last place, both zeros, infinities, NaN, greedy rows among the others."""
+    kernels = {} if solution == "chosen" else {"sampling.sample": solution}
+    few, whole = (make_backend(name, KernelBinder(kernels)) for name in ("candidates", "registry"))
+    generator, rows = torch.Generator().manual_seed(which), 7
+    logits = torch.randn(rows, 400, generator=generator) * 3.0
+    logits = logits.round() if coarse else logits
+    logits[0, ::3], logits[1, :200], logits[2, 7] = -0.0, -torch.inf, torch.nan
+    logits[3, 11] = torch.inf
+    top_k = torch.randint(1, most + 1, (rows,), generator=generator, dtype=torch.int32)
+    tenths = torch.rand(3, rows, generator=generator)
+    rules = (0.2 + tenths[0], top_k, 1.0 - 0.5 * tenths[1], 0.3 * tenths[2])
+    draws = torch.randint(-(2**62), 2**62, (rows,), generator=generator), torch.arange(rows, dtype=torch.int32)
+    found = [torch.full((rows,), -1, dtype=torch.int32) for _ in range(2)]
+    for backend, out in zip((few, whole), found, strict=True):
+        backend.sample(logits.clone(), *rules, draws[0], draws[1], draws[1], out, most_kept=int(top_k.max()))
+    assert all(0 <= int(out[2]) < 400 for out in found), "of a row with a NaN any token will do"
+    few_drawn, drawn = ([*out[:2].tolist(), *out[3:].tolist()] for out in found)
+    assert few_drawn == drawn
+
+
+@given(st.integers(1, 60), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_candidates_come_in_the_order_of_the_contract(count: int, coarse: bool) -> None:
+    z = torch.randn(5, 90, generator=torch.Generator().manual_seed(count))
+    z = z.round() if coarse else z
+    z[0, 3], z[1, 5:] = torch.nan, -torch.inf
+    expected = torch.sort(torch.where(torch.isnan(z), -torch.inf, z), dim=1, descending=True, stable=True).indices
+    assert torch.equal(first_candidates(z, count), expected[:, :count])
+
+
+def test_the_host_knows_how_many_candidates_a_step_keeps(sampler: Sampler) -> None:
+    def most(*top_k: int) -> int:
+        for row, kept in enumerate(top_k, start=1):
+            begin(sampler, row, top_k=kept)
+        return sampler._parameters.most_kept(np.arange(1, len(top_k) + 1))
+
+    assert (most(20, 1, 64), most(20, 0), most(1), most()) == (64, 0, 1, 0)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 100), st.integers(0, 2**20), st.integers(0, 10**6))

@@ -327,7 +327,7 @@ def _assemble(
         attention=attention,
         sampler=make_sampler(
             placement,
-            make_backend("registry", kernels),
+            make_backend("registry" if placement.is_host else "candidates", kernels),
             communication,
             num_rows=pool_rows,
             max_batch=settings.max_seqs,

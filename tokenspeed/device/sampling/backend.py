@@ -40,8 +40,11 @@ class SamplingBackend(Protocol):
         choice: torch.Tensor,
         position: torch.Tensor,
         out: torch.Tensor,
+        *,
+        most_kept: int,
     ) -> None:
-        """Draws ``out`` int32 [S] by seed, choice and position of each row; may overwrite the logits."""
+        """Draws ``out`` int32 [S] by seed, choice and position of each row; may overwrite the logits. ``most_kept``:
+        the largest ``top_k``, known to the host; 0 where some row keeps all."""
         ...
 
     def logprobs(

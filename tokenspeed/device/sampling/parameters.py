@@ -24,6 +24,11 @@ class RowParameters:
         # Seeds are 64 bits; those above the signed range keep their bits.
         self._rows["seed"][row] = (parameters.seed + (1 << 63)) % (1 << 64) - (1 << 63)
 
+    def most_kept(self, rows: NDArray[np.intp]) -> int:
+        """The largest top-k of ``rows``; 0 where one of them keeps all, or there are none."""
+        kept = self._rows["top_k"][rows]
+        return int(kept.max()) if kept.size and kept.all() else 0
+
     def gather(self, rows: NDArray[np.intp], into: SamplingRows) -> None:
         """Writes the parameters of ``rows``, in that order."""
         for name, values in self._rows.items():

@@ -98,6 +98,7 @@ class Draw:
 
     Attributes:
         into: the rows' part of the step's inputs.
+        most_kept: the largest top-k of the rows, 0 where one keeps all.
         special: place and pool row of those that ask for more than the plain parameters.
         penalised: whether a row has a penalty.
         constrained: place and pool row of those with a constraint.
@@ -109,6 +110,7 @@ class Draw:
     """
 
     into: SamplingRows
+    most_kept: int
     special: list[tuple[int, int]]
     penalised: bool
     constrained: list[tuple[int, int]]
@@ -178,7 +180,8 @@ class Sampler:
         if constrained:
             self._constraints.fill_slots(constrained, into.mask_slots.host)
         places = self._placement.upload(np.array([place for place, _ in asking], np.int64)) if asking else None
-        return Draw(into, special, penalised, constrained, asking, places, self._outcome(count))
+        most = self._parameters.most_kept(rows)
+        return Draw(into, most, special, penalised, constrained, asking, places, self._outcome(count))
 
     def draw(self, draw: Draw, logits: torch.Tensor, landing: Landing) -> None:
         """Draws from ``logits`` float32 [S, V], which it overwrites, and has the outcome brought to the host by
@@ -197,7 +200,7 @@ class Sampler:
             self._backend.apply_token_mask(logits, self._constraints.masks(), into.mask_slots.tensor)
         self._backend.sample(
             logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, batch.seed, batch.choice,
-            into.positions.tensor, outcome.tokens,
+            into.positions.tensor, outcome.tokens, most_kept=draw.most_kept,
         )  # fmt: skip
         if draw.penalised:
             self._penalties.add(into.penalty_slots.tensor, outcome.tokens, outcome.nan)

@@ -1,5 +1,7 @@
 """Sampling by whatever kernels the registry chose: the PyTorch reference, or a vendor's."""
 
+import torch
+
 from tokenspeed.layers.kernels import KernelBinder
 
 OPERATIONS = (
@@ -19,5 +21,9 @@ class Backend:
         self.has_nan = kernels.has_nan()
         self.apply_penalties = kernels.apply_penalties()
         self.apply_token_mask = kernels.apply_token_mask()
-        self.sample = kernels.sample()
         self.logprobs = kernels.logprobs()
+        self._sample = kernels.sample()
+
+    def sample(self, *rules: torch.Tensor, most_kept: int) -> None:  # noqa: ARG002 - the kernels look at all candidates
+        """See SamplingBackend."""
+        self._sample(*rules)
