@@ -1,21 +1,23 @@
 """What of its weights a device holds: what its kernels use, in the form that they use, and nothing beside it."""
 
 import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from emulated_builds import built
+from emulated_builds import built, smoke_model
 from emulated_device import HELD, MEMORY
 from tiny_models import REFERENCE, random_config
 
+from tokenspeed.device import builder
 from tokenspeed.device.placement import Placement
 from tokenspeed.device.weight_memory import DeviceWeights
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.loader import load_weights
 from tokenspeed.layers.loader.random_source import RandomSource
-from tokenspeed.layers.weights import WeightSpec
+from tokenspeed.layers.weights import LoadedWeights, WeightSpec
 from tokenspeed.models import architecture
 from tokenspeed.recipes.checkpoint_size import PLANES_GROWTH
 from tokenspeed.recipes.model_config import read_model_config
@@ -111,5 +113,29 @@ def test_the_cache_takes_what_the_model_leaves(monkeypatch: pytest.MonkeyPatch) 
         taken = HELD.bytes - before
         assert made.specs.arena_bytes > 16 << 20
         assert 0.8 * 0.9 * (64 << 20) <= taken <= 0.9 * (64 << 20), "a tenth is not for this engine"
+    finally:
+        made.handle.shutdown()
+
+
+def test_nothing_that_was_loaded_outlives_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latents, whose up-projection is bound three times, once with the cache: what the references hold of weights in
+    blocks is made anew, but of experts, which they take out of their blocks in each call."""
+    taken: list[weakref.ref[QuantizedTensor]] = []
+    take = LoadedWeights.take
+
+    def noted(self: LoadedWeights, name: str) -> QuantizedTensor:
+        weight = take(self, name)
+        if weight.is_blocked and ".experts." not in name:
+            taken.append(weakref.ref(weight))
+        return weight
+
+    monkeypatch.setattr(LoadedWeights, "take", noted)
+    monkeypatch.setattr(InFormat, "format", "gguf_q8_0")
+    monkeypatch.setattr(builder, "open_source", lambda source, config: InFormat(seed=1, dtype="float32"))
+    made = built(smoke_model("kimi-k2.5"), "npu")
+    try:
+        gc.collect()
+        assert len(taken) > 10
+        assert not [ref().source for ref in taken if ref() is not None]  # type: ignore[union-attr]
     finally:
         made.handle.shutdown()
