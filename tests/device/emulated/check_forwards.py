@@ -8,11 +8,11 @@ from tokenspeed.recipes.resolved import ModelSource
 from tokenspeed_kernel.platform import current_platform
 
 
-def draws_what_the_host_draws(source: ModelSource, granularity: int = GRANULARITY) -> None:
-    host = built(source, "cpu", granularity=granularity)
+def draws_what_the_host_draws(source: ModelSource, granularity: int = GRANULARITY, kv_dtype: str = "auto") -> None:
+    host = built(source, "cpu", granularity=granularity, kv_dtype=kv_dtype)
     expected = outputs(host, requests(), granularity=granularity)
     host.handle.shutdown()
-    made = built(source, "npu", granularity=granularity)
+    made = built(source, "npu", granularity=granularity, kv_dtype=kv_dtype)
     with DEVICE.watching():
         found = outputs(made, requests(), granularity=granularity)
     made.handle.shutdown()
@@ -29,6 +29,10 @@ def test_experts_and_latents() -> None:
     draws_what_the_host_draws(smoke_model("kimi-k2.5"))
 
 
+def test_a_cache_of_eight_bits() -> None:
+    draws_what_the_host_draws(LLAMA, kv_dtype="float8_e4m3")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "recipe",
@@ -40,5 +44,6 @@ def test_every_other_architecture(recipe: str) -> None:
 
 
 @pytest.mark.long
-def test_entries_that_stand_for_many_tokens() -> None:
-    draws_what_the_host_draws(smoke_model("deepseek-v4-flash"), 128)
+@pytest.mark.parametrize("kv_dtype", ["auto", "float8_e4m3"])
+def test_entries_that_stand_for_many_tokens(kv_dtype: str) -> None:
+    draws_what_the_host_draws(smoke_model("deepseek-v4-flash"), 128, kv_dtype)
