@@ -6,7 +6,7 @@ pool sizes (small ones retract), host pools, orders and company; the tokens must
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import pytest
 from control_plane import submit
@@ -17,6 +17,8 @@ from in_process_engine import random_llama, run_requests
 from tokenspeed.messages import SamplingParameters, Submit
 from tokenspeed_kernel.recording import Recorder, recorder_of
 from tokenspeed_kernel.registry import KernelSpec
+
+Cache: TypeAlias = Literal["float32", "float8_e4m3"]
 
 SHARED = [(11 * i) % 255 for i in range(40)]
 REQUESTS: list[Submit] = [
@@ -41,13 +43,24 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[int, list[int]]:
+def tokens_alone(cache: Cache) -> dict[int, list[int]]:
     """The tokens of each request by itself, whole prompt at once, nothing cached, recorded or in flight."""
-    config = random_llama(chunk=256, overlap=0, blocks=60, prefix_cache=False, recorded=0)
+    config = random_llama(chunk=256, overlap=0, blocks=60, prefix_cache=False, recorded=0, cache=cache)
     tokens: dict[int, list[int]] = {}
     for request in REQUESTS:
         tokens |= run_requests(config, [request]).tokens
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, list[int]]:
+    return tokens_alone("float32")
+
+
+@pytest.fixture(scope="module")
+def alone_in_eight_bits(alone: dict[int, list[int]]) -> dict[int, list[int]]:
+    tokens = tokens_alone("float8_e4m3")
+    assert tokens != alone, "the cache was rounded"
     return tokens
 
 
@@ -60,11 +73,13 @@ def alone() -> dict[int, list[int]]:
     host_blocks=st.sampled_from([0, 3, 60]),
     recorded=st.sampled_from([0, 2, 64]),
     graphs=st.sampled_from(["auto", "off", "dispatch"]),
+    cache=st.sampled_from(["float32", "float32", "float8_e4m3"]),
     order=st.permutations(REQUESTS),
     gaps=st.lists(st.integers(0, 5), min_size=len(REQUESTS), max_size=len(REQUESTS)),
 )
 def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
     alone: dict[int, list[int]],
+    alone_in_eight_bits: dict[int, list[int]],
     chunk: int,
     overlap: int,
     blocks: int,
@@ -72,6 +87,7 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
     host_blocks: int,
     recorded: int,
     graphs: Literal["auto", "off", "dispatch"],
+    cache: Cache,
     order: list[Submit],
     gaps: list[int],
 ) -> None:
@@ -83,9 +99,10 @@ def test_tokens_do_not_depend_on_company_chunks_overlap_or_memory(
         host_blocks=host_blocks,
         recorded=recorded,
         graphs=graphs,
+        cache=cache,
     )
     run = run_requests(config, order, gaps)
-    assert run.tokens == alone
+    assert run.tokens == (alone if cache == "float32" else alone_in_eight_bits)
     assert run.held == 0
 
 

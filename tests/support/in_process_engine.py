@@ -52,19 +52,21 @@ def random_llama(
     host_blocks: int = 0,
     recorded: int = 64,
     graphs: Literal["auto", "off", "dispatch"] = "auto",
+    cache: Literal["float32", "float8_e4m3"] = "float32",
 ) -> ResolvedConfig:
     """Its configuration with ``blocks`` usable blocks, and a host pool of ``host_blocks`` behind them where that
     is not 0."""
+    block = BYTES_PER_BLOCK if cache == "float32" else BYTES_PER_BLOCK // 4
     return ResolvedConfig(
         name="random",
         served_name="random",
         model=RANDOM_LLAMA,
         threads=1,
         kv=KVConfig(
-            dtype="float32",
+            dtype=cache,
             granularity=GRANULARITY,
-            bytes=(blocks + 1) * BYTES_PER_BLOCK,
-            host_bytes=(host_blocks + 1) * BYTES_PER_BLOCK if host_blocks else 0,
+            bytes=(blocks + 1) * block,
+            host_bytes=(host_blocks + 1) * block if host_blocks else 0,
         ),
         scheduler=SchedulerSettings(
             max_len=160,
