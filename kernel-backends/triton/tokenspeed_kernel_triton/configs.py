@@ -202,7 +202,8 @@ def linear_tile(architecture: str, tokens: int, weight: str, rounded: bool) -> L
     """The tile of a product of ``tokens`` rows; ``weight`` is planes.Planes.burden.
 
     Few tokens are a read of the weight: narrow tiles make more blocks that read it at the same time. With many tokens
-    the registers decide: what a step loads and widens besides the sums of a tile.
+    the registers decide: what a step loads and widens besides the sums of a tile. Pairs of groups in 64 columns spill
+    everywhere but on sm_90.
     """
     if not rounded:
         rows = row_blocks(tokens, _FEW_ROWS if weight in ("dense", "light") else 16)
@@ -211,7 +212,7 @@ def linear_tile(architecture: str, tokens: int, weight: str, rounded: bool) -> L
     rows = row_blocks(tokens, min(64, _MOST_ROWS[architecture]) if pairs else _MOST_ROWS[architecture])
     few = rows <= _FEW_ROWS
     wide = weight in ("dense", "light") or (weight == "float4" and _MOST_ROWS[architecture] == 128)
-    columns = 32 if few or (pairs and amd) else 128 if wide else 64
+    columns = 32 if few or (pairs and architecture != "sm_90") else 128 if wide else 64
     stages = _LINEAR_STAGES[architecture] if weight == "dense" or few else 1
     warps = 8 if rows > 64 or (pairs and not few and not amd) else 4
     return LinearTile(rows, columns, 64, warps, stages)
