@@ -78,7 +78,7 @@ def test_the_new_model_takes_the_port_over_and_no_stream_is_dropped(
 ) -> None:
     # The long streams keep the old server while it drains; meanwhile each of the short ones is a new connection. There
     # are several long ones of different lengths, so that not all of them happen to end in the moment of the swap.
-    short, *long = all_clients = [Clients(old.url, tokens) for tokens in (4, 500, 550, 610, 680, 760)]
+    short, *long = all_clients = [Clients(old.url, tokens) for tokens in (4, 1500, 1650, 1830, 2040, 2280)]
     for clients in all_clients:
         clients.start()
     try:
