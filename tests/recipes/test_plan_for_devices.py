@@ -38,6 +38,12 @@ def test_kimi_on_b200_is_the_published_arithmetic() -> None:
     assert "model family" not in text and "weight format" not in text
 
 
+def test_an_npu_has_no_cache_of_eight_bits() -> None:
+    missing = plan("kimi-k2.5", "a3", "kv.dtype=float8_e4m3").resolution.missing
+    assert "an 8-bit KV cache on an NPU (kv.dtype = float8_e4m3; set kv.dtype to auto)" in missing
+    assert not any("KV cache" in each for each in plan("kimi-k2.5", "a3").resolution.missing)
+
+
 def test_half_of_gpt_oss_is_windowed() -> None:
     found = plan("gpt-oss-120b", "h100", profile="h100-mxfp4")
     full, sliding = found.groups
