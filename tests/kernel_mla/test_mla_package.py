@@ -15,7 +15,8 @@ from tokenspeed_kernel.selection import SelectionError, select
 from tokenspeed_mla import compiled_store, mla_decode, mla_prefill
 from tokenspeed_mla import requirement as mla_requirement
 
-MODES = ["merge_partials", "mla_decode", "mla_decode_partial", "mla_extend", "ragged"]
+READERS = ["mla_decode", "mla_decode_partial", "mla_extend"]
+NAMES = sorted(["merge_partials", "ragged", *READERS, *(f"{mode}_e4m3" for mode in READERS)])
 REQUEST = ("attention", "mla_decode", attention_signature(torch.bfloat16))
 TRAITS = {"latent_dim": 512, "rotary_dim": 64, "kernel_page_size": 64, "activations": "bfloat16"}
 
@@ -39,7 +40,7 @@ def _loaded() -> None:
 
 def test_the_kernels_join_through_the_plugin_door_and_say_that_they_never_ran():
     ours = [kernel for kernel in active_registry().kernels() if kernel.spec.solution == "mla_cute"]
-    assert [kernel.spec.name for kernel in ours] == [f"mla_cute_{mode}" for mode in MODES]
+    assert [kernel.spec.name for kernel in ours] == [f"mla_cute_{name}" for name in NAMES]
     for kernel in ours:
         assert kernel.origin.startswith("tokenspeed-appliance-mla")
         assert "compiled_only" in kernel.spec.tags
@@ -51,6 +52,13 @@ def test_the_decode_is_chosen_where_rounding_is_allowed(architecture):
         assert select(*REQUEST, TRAITS).spec.name == "mla_cute_mla_decode"
         exact = select(*REQUEST, {**TRAITS, "activations": "float32"})
     assert exact.spec.solution != "mla_cute"
+
+
+def test_a_cache_of_8_bits_is_read_on_hopper_alone():
+    with override_platform(gpu(9, 0)):
+        found = select("attention", "mla_decode", attention_signature(torch.float8_e4m3fn), TRAITS).spec
+    assert found.name == "mla_cute_mla_decode_e4m3"
+    assert "needs architecture sm_90; this is (10, 0)" in str(found.capability.refusal(gpu(10, 0)))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +105,7 @@ def operands() -> dict[str, torch.Tensor | float]:
     ("changes", "says"),
     [
         ({"q": torch.zeros(2, 1, 4, 512, dtype=torch.bfloat16)}, "is not \\[B, q_len, H, 576\\]"),
-        ({"cache": torch.zeros(3, 64, 576)}, "give both one type"),
+        ({"cache": torch.zeros(3, 64, 576)}, "give both one type, or a cache of torch.float8_e4m3fn"),
         ({"cache": torch.zeros(3, 64, 580, dtype=torch.bfloat16)[..., :576]}, "TMA takes multiples of 16"),
         ({"page_table": torch.ones(2, 1)}, "is not int32 \\[2, pages\\]"),
         ({"seq_lens": torch.tensor([5], dtype=torch.int32)}, "is not int32 \\[2\\]"),

@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from unittest.mock import patch
@@ -41,26 +42,28 @@ from tokenspeed_mla.kernels import (
 from tokenspeed_mla.plan import tile_rows_of
 
 SCALE = 0.06
+BYTES = torch.float8_e4m3fn
 
 ALL, ORDERED, URGENT = ("loads", "products"), ("loads", "in order"), ("loads", "by priority")
 """How a block may run (ptx_cluster.run)."""
 
 
 def make_case(
-    lengths: list[int], q_len: int, heads: int, page: int, dtype: torch.dtype
+    lengths: list[int], q_len: int, heads: int, page: int, dtype: torch.dtype, cached: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, cache, table and lengths; NaN wherever nothing was written, and entries far outside behind a table's last."""
+    """q of ``dtype``, a cache of ``cached``, table and lengths; NaN wherever nothing was written, and entries far
+    outside behind a table's last."""
     generator = torch.Generator().manual_seed(len(lengths) * 1000 + heads + page)
     pages = [-(-n // page) for n in lengths]
     order = (torch.randperm(sum(pages), generator=generator) + 1).tolist()
     # Blocks lie further apart than they are long, as in an arena.
-    cache = torch.full((sum(pages) + 1, page + 3, 576), torch.nan, dtype=dtype)[:, :page]
+    cache = torch.full((sum(pages) + 1, page + 3, 576), torch.nan, dtype=cached)[:, :page]
     table = torch.full((len(lengths), max(pages) + 2), 10**6, dtype=torch.int32)
     for row, length in enumerate(lengths):
         for index in range(pages[row]):
             table[row, index] = block = order.pop()
             count = min(page, length - index * page)
-            cache[block, :count] = torch.randn(count, 576, generator=generator).to(dtype)
+            cache[block, :count] = torch.randn(count, 576, generator=generator).to(cached)
     q = torch.randn(len(lengths), q_len, heads, 576, generator=generator).to(dtype)
     return q, cache, table, torch.tensor(lengths, dtype=torch.int32)
 
@@ -75,9 +78,10 @@ def compare(
     architecture: str = HOPPER,
     late: tuple[str, ...] = (),
     scale: float = SCALE,
+    cached: torch.dtype | None = None,
 ) -> None:
     """mla_decode on the machine against the reference in float32."""
-    q, cache, table, seq_lens = make_case(lengths, q_len, heads, page, dtype)
+    q, cache, table, seq_lens = make_case(lengths, q_len, heads, page, dtype, cached or dtype)
     out = torch.full((*q.shape[:3], 512), torch.nan)
     lse = torch.full(q.shape[:3], torch.nan)
     plan = DecodePlan(len(lengths), q_len, heads, splits, tile_rows_of(architecture in BLACKWELLS, heads, q_len))
@@ -96,7 +100,7 @@ def compare(
         )
     exact, exact_lse = torch.empty(1, len(lengths) * q_len, heads, 512), torch.empty(1, len(lengths) * q_len, heads)
     flat = q.float().flatten(0, 1)
-    latents = cache.unsqueeze(1)
+    latents = (cache if cached is None else cache.float()).unsqueeze(1)
     reference_mla_decode_partial(flat[..., :512], flat[..., 512:], latents, table, seq_lens, scale, exact, exact_lse)
     # The weights are rounded, relatively by 2^-9 or 2^-12; they sum to 1, and a value is rarely above 5.
     bound = 5 * 2.0 ** (-9 if dtype is torch.bfloat16 else -12)
@@ -114,10 +118,15 @@ def said(code: MachineCode, counts: dict[str, int], most_registers: int) -> None
     assert code.registers <= most_registers, code.registers
 
 
+def decode_code(architecture: str, tile_rows: int, cached: torch.dtype) -> MachineCode:
+    """Of the variant that ``compare`` then runs: queries of bfloat16, outputs of float32, pages of 64 tokens."""
+    return decode_runner(architecture, torch.bfloat16, torch.float32, 64, tile_rows, cached).code
+
+
 def hopper() -> None:
     """The decode has the code that was asked for: products of those sizes, loads by TMA, registers and shared memory
     that fit; and it is right."""
-    code = decode_runner(HOPPER, torch.bfloat16, torch.float32, 64).code
+    code = decode_code(HOPPER, TILE_ROWS, torch.bfloat16)
     counts = {
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16": 576 // 16,
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16": TILE_ROWS // 16,
@@ -132,9 +141,28 @@ def hopper() -> None:
     assert shared_bytes == [hopper_steps.SHARED_BYTES] * 2, shared_bytes
 
 
+def hopper_bytes() -> None:
+    """As hopper, over a cache of 8 bits: only queries are loaded by TMA, and every element is converted once."""
+    code = decode_code(HOPPER, TILE_ROWS, BYTES)
+    counts = {
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16": 576 // 16,
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16": TILE_ROWS // 16,
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 576 // 64,
+        "ld.global.v4.b32": 2 * 576 // (16 * 4),
+        "cvt.rn.f16x2.e4m3x2": 576 // (2 * 4),
+        "setmaxnreg.inc.sync.aligned.u32": 1,
+        "fence.proxy.async.shared::cta": 2,
+        "griddepcontrol.wait": 1,
+        "griddepcontrol.launch_dependents": 2,
+    }
+    said(code, counts, 168)
+    compare([270], 2, 24, 64, 2, torch.bfloat16, cached=BYTES)
+    assert shared_bytes == [hopper_steps.SHARED_BYTES] * 2, shared_bytes
+
+
 def blackwell() -> None:
     """As hopper, on tiles of 64 rows."""
-    code = decode_runner("sm_100a", torch.bfloat16, torch.float32, 64).code
+    code = decode_code("sm_100a", TILE_ROWS, torch.bfloat16)
     counts = {
         "tcgen05.mma.cta_group::1.kind::f16": 576 // 16 + 2 * TILE_KEYS // 16,
         "tcgen05.ld.sync.aligned.16x32bx2.x32": 1,
@@ -157,7 +185,7 @@ def blackwell() -> None:
 
 def pair() -> None:
     """As hopper, on tiles of 128 rows by pairs of blocks."""
-    code = decode_runner("sm_100a", torch.bfloat16, torch.float32, 64, PAIR_ROWS).code
+    code = decode_code("sm_100a", PAIR_ROWS, torch.bfloat16)
     counts = {
         "tcgen05.mma.cta_group::2.kind::f16": 576 // 16 + 2 * PAIR_KEYS // 16,
         "tcgen05.ld.sync.aligned.32x32b.x64": 1,
@@ -179,30 +207,35 @@ def pair() -> None:
 
 
 def faults(kernel: str) -> None:
-    """The machine finds each wait or fence that is taken out of the code for Blackwell: otherwise it proved nothing of
-    them."""
+    """The machine finds each wait or fence that is taken out of the code for Blackwell, and out of Hopper's that
+    converts a cache of 8 bits: otherwise it proved nothing of them."""
+    architecture, cached = (HOPPER, BYTES) if kernel == "bytes" else ("sm_100a", None)
     if kernel == "prefill":
-        runner = prefill_runner("sm_100a", torch.bfloat16, torch.float32, False)
+        runner = prefill_runner(architecture, torch.bfloat16, torch.float32, False)
     else:
         tile_rows = PAIR_ROWS if kernel == "pair" else TILE_ROWS
-        runner = decode_runner("sm_100a", torch.bfloat16, torch.float32, 64, tile_rows)
+        runner = decode_runner(architecture, torch.bfloat16, torch.float32, 64, tile_rows, cached or torch.bfloat16)
 
     def check() -> None:
         for late in (ALL, ORDERED, URGENT):
             if kernel == "prefill":
                 for keys in (192, 200):
-                    compare_prefill([(140, keys)], 1, False, torch.bfloat16, "sm_100a", late, scale=1.0)
+                    compare_prefill([(140, keys)], 1, False, torch.bfloat16, architecture, late, scale=1.0)
             else:
                 heads = 72 if kernel == "pair" else 24
-                compare([400], 1, heads, 64, 1, torch.bfloat16, "sm_100a", late, scale=1.0)
+                compare([400], 1, heads, 64, 1, torch.bfloat16, architecture, late, scale=1.0, cached=cached)
 
     check()
     sound = runner.code.ptx
     waits = [one.start() for one in re.finditer(r"mbarrier\.try_wait", sound)]
     spoilt = {f"wait {n}": sound[:at] + "mov.pred P1, -1; //" + sound[at:] for n, at in enumerate(waits)}
-    for word in ("fence.proxy.async.shared::cta", "tcgen05.wait::ld.sync.aligned", "tcgen05.wait::st.sync.aligned"):
-        assert word in sound
-        spoilt[word] = re.sub(re.escape(word) + "[^;]*;", "", sound)
+    fences = [one.start() for one in re.finditer(r"fence\.proxy\.async\.shared::cta", sound)]
+    assert fences
+    spoilt |= {f"fence {n}": sound[:at] + "//" + sound[at:] for n, at in enumerate(fences)}
+    for word in ("tcgen05.wait::ld.sync.aligned", "tcgen05.wait::st.sync.aligned"):
+        assert (word in sound) == (architecture != HOPPER)
+        if architecture != HOPPER:
+            spoilt[word] = re.sub(re.escape(word) + "[^;]*;", "", sound)
     missed = []
     for name, text in spoilt.items():
         runner.program = Program(text)
@@ -226,15 +259,16 @@ def same_text() -> None:
         assert texts[0] == texts[1].replace(".target sm_103a", ".target sm_100a")
 
 
-def shapes(architecture: str, page: int, half: int) -> None:
+def shapes(architecture: str, page: int, half: int, converts: int) -> None:
     """One variant in many shapes: heads that fill tiles or do not, folds, more splits than pages, empty rows."""
     dtype = torch.float16 if half else torch.bfloat16
-    compare([200, 70, 0], 1, 16, page, 3, dtype, architecture)
-    compare([65], 1, 128, page, 1, dtype, architecture, late=ALL)
-    compare([3, 129], 4, 24, page, 3, dtype, architecture)
-    compare([64], 3, 40, page, 2, dtype, architecture, late=ALL)
-    compare([150], 4, 16, page, 16, dtype, architecture)
-    compare([390], 1, 8, page, 1, dtype, architecture, late=ALL, scale=1.0)
+    decode = partial(compare, page=page, dtype=dtype, architecture=architecture, cached=BYTES if converts else None)
+    decode([200, 70, 0], 1, 16, splits=3)
+    decode([65], 1, 128, splits=1, late=ALL)
+    decode([3, 129], 4, 24, splits=3)
+    decode([64], 3, 40, splits=2, late=ALL)
+    decode([150], 4, 16, splits=16)
+    decode([390], 1, 8, splits=1, late=ALL, scale=1.0)
 
 
 def compare_prefill(
@@ -345,6 +379,7 @@ def numerics(architecture: str, kernel: str) -> None:
 
 CHECKS: dict[str, Callable[..., None]] = {
     "hopper": hopper,
+    "hopper_bytes": hopper_bytes,
     "blackwell": blackwell,
     "pair": pair,
     "same_text": same_text,

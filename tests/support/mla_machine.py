@@ -36,7 +36,12 @@ def gpu(architecture: str) -> PlatformInfo:
 
 @cache
 def decode_runner(
-    architecture: str, element: torch.dtype, output: torch.dtype, page: int, tile_rows: int = TILE_ROWS
+    architecture: str,
+    element: torch.dtype,
+    output: torch.dtype,
+    page: int,
+    tile_rows: int = TILE_ROWS,
+    cached: torch.dtype | None = None,
 ) -> HostFunction:
     """What compile_decode returns, for addresses in this process."""
 
@@ -65,7 +70,8 @@ def decode_runner(
         rows, size = fold * heads, output.itemsize
         memory = Memory()
         memory.lend(q, batch * groups * rows * WIDTH * 2)
-        memory.lend(entries, ((pages - 1) * block_stride + (page - 1) * token_stride + WIDTH) * 2)
+        last = (pages - 1) * block_stride + (page - 1) * token_stride + WIDTH
+        memory.lend(entries, last * (cached or element).itemsize)
         memory.lend(lengths, batch * 4)
         for row, seq_len in enumerate(memory.locate(lengths, batch * 4).view("i4")):
             # Table entries behind a row's length are not there to read.
@@ -76,7 +82,7 @@ def decode_runner(
                 memory.lend(lse + (split * lse_split + group * lse_group) * 4, rows * 4)
         return memory
 
-    return HostFunction(decode_variant(architecture, element, output, page, tile_rows), lend)
+    return HostFunction(decode_variant(architecture, element, output, page, tile_rows, cached), lend)
 
 
 @cache

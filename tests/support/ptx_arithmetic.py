@@ -145,14 +145,27 @@ def _move(warp: Any, instruction: Any) -> None:
     kind = instruction.parts[-1]
     if target.startswith("{"):
         low, high = (name.strip() for name in target.strip("{}").split(","))
-        value = warp.value(source, "u64")
-        warp.write(low, value.astype(np.uint32))
-        warp.write(high, (value >> np.uint64(32)).astype(np.uint32))
+        halves = np.ascontiguousarray(warp.value(source, kind)).view(_half_of(kind)).reshape(-1, 2)
+        warp.write(low, halves[:, 0])
+        warp.write(high, halves[:, 1])
     elif source.startswith("{"):
-        low, high = (warp.value(name.strip(), "u32").astype(np.uint64) for name in source.strip("{}").split(","))
-        warp.write(target, low | (high << np.uint64(32)))
+        half = _half_of(kind)
+        halves = [warp.value(name.strip(), f"u{8 * half.itemsize}") for name in source.strip("{}").split(",")]
+        warp.write(target, np.stack(halves, axis=1).view(_KINDS[kind]).reshape(-1))
     else:
         warp.write(target, warp.value(source, kind))
+
+
+def _half_of(kind: str) -> np.dtype[Any]:
+    return np.dtype(f"u{_KINDS[kind].itemsize // 2}")
+
+
+def _e4m3(values: np.ndarray) -> np.ndarray:
+    """float16 of bytes: a sign, 4 bits of an exponent 7 above, 3 of a fraction; all of these 7 are NaN."""
+    exponent, fraction = (values >> 3 & 15).astype(np.int32), (values & 7).astype(np.float32)
+    size = np.where(exponent == 0, np.ldexp(fraction, -9), np.ldexp(8 + fraction, exponent - 10))
+    size = np.where(values & 127 == 127, np.float32(np.nan), size)
+    return np.where(values & 128, -size, size).astype(np.float16)
 
 
 def _round_to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -164,6 +177,10 @@ def _round_to_bfloat16(values: np.ndarray) -> np.ndarray:
 def _convert(warp: Any, instruction: Any) -> None:
     to, of = instruction.parts[-2:]
     sources = instruction.operands[1:]
+    if of == "e4m3x2":
+        pairs = np.ascontiguousarray(warp.value(sources[0], "u16")).view(np.uint8)
+        warp.write(instruction.operands[0], _e4m3(pairs).view(np.uint32))
+        return
     if to in ("bf16x2", "f16x2"):
         high, low = (warp.value(name, "f32") for name in sources)
         if to == "bf16x2":

@@ -13,6 +13,7 @@ import torch
 from tokenspeed_mla.addressing import PAGE_SIZES, PAIR_ROWS, TILE_ROWS
 from tokenspeed_mla.compilation import (
     BLACKWELLS,
+    CACHED_BYTES,
     HOPPER,
     OUTPUTS,
     Variant,
@@ -97,8 +98,9 @@ def _attributes(content: bytes) -> list[tuple[int, int]]:
 
 
 def variants() -> list[Variant]:
-    """Some of every kind: decodes by all page sizes, then by every pair of types; the code for sm_103a is that for
-    sm_100a. Prefills with a mask and without. Merges for every output, and for one on other architectures."""
+    """Some of every kind: decodes by all page sizes, then by every pair of types, then over 8 bits; the code for
+    sm_103a is that for sm_100a. Prefills with a mask and without. Merges for every output, and for one on other
+    architectures."""
     chosen = []
     for architecture, tile_rows in ((HOPPER, TILE_ROWS), (BLACKWELLS[0], TILE_ROWS), (BLACKWELLS[0], PAIR_ROWS)):
         chosen += [decode_variant(architecture, torch.bfloat16, torch.bfloat16, page, tile_rows) for page in PAGE_SIZES]
@@ -110,6 +112,15 @@ def variants() -> list[Variant]:
                 (torch.float16, torch.float32),
             )
         ]
+    chosen += [
+        decode_variant(HOPPER, element, output, page, cached=CACHED_BYTES)
+        for element, output, page in (
+            (torch.bfloat16, torch.bfloat16, 16),
+            (torch.bfloat16, torch.bfloat16, 64),
+            (torch.bfloat16, torch.float32, 64),
+            (torch.float16, torch.float16, 64),
+        )
+    ]
     chosen += [
         decode_variant(BLACKWELLS[1], torch.bfloat16, torch.bfloat16, 64, tile_rows)
         for tile_rows in (TILE_ROWS, PAIR_ROWS)
@@ -128,10 +139,10 @@ def variants() -> list[Variant]:
 
 def main() -> None:
     """Prints the table."""
-    print(f"{'variant':<42} registers  stack  code bytes")
+    print(f"{'variant':<72} registers  stack  code bytes")
     for variant in variants():
         code = compile_ahead(variant)
-        print(f"{variant!s:<42} {code.registers:>9} {code.stack_bytes:>6} {code.code_bytes:>11}", flush=True)
+        print(f"{variant!s:<72} {code.registers:>9} {code.stack_bytes:>6} {code.code_bytes:>11}", flush=True)
 
 
 if __name__ == "__main__":

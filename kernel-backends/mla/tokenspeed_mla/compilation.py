@@ -35,6 +35,9 @@ _INDEPENDENT = ("sm_80", "sm_86", "sm_87", "sm_89")
 
 OPTIONS = "--warnings"
 ELEMENTS = (torch.bfloat16, torch.float16)
+CACHED_BYTES = torch.float8_e4m3fn
+"""What a cache of 8 bits has."""
+
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -55,6 +58,7 @@ class Variant:
         compiler: version of nvidia-cutlass-dsl.
         causal: whether the prefill has a mask.
         tile_rows: of the decode, rows of a tile.
+        cached: of the decode, elements of the cache, where they are other than ``element``.
     """
 
     kernel: str
@@ -65,12 +69,14 @@ class Variant:
     compiler: str
     causal: bool = False
     tile_rows: int = 0
+    cached: torch.dtype | None = None
 
     def __str__(self) -> str:
         parts = [f"mla {self.kernel}", self.architecture]
         parts += [str(dtype).removeprefix("torch.") for dtype in (self.element, self.output) if dtype is not None]
         parts += [f"page {self.page_size}"] * bool(self.page_size) + ["causal"] * self.causal
         parts += [f"tile {self.tile_rows}"] * bool(self.tile_rows)
+        parts += [f"cache {self.cached}".replace("torch.", "")] * (self.cached is not None)
         return " ".join(parts)
 
 
@@ -79,10 +85,16 @@ _compiled: dict[Variant, Any] = {}
 
 
 def decode_variant(
-    architecture: str, element: torch.dtype, output: torch.dtype, page_size: int, tile_rows: int = TILE_ROWS
+    architecture: str,
+    element: torch.dtype,
+    output: torch.dtype,
+    page_size: int,
+    tile_rows: int = TILE_ROWS,
+    cached: torch.dtype | None = None,
 ) -> Variant:
-    """The variant of the decode for these; raises ValueError where there is none, ImportError without
-    nvidia-cutlass-dsl."""
+    """The variant of the decode for queries of ``element`` and a cache of ``cached``, None: the same. Raises ValueError
+    where there is none, ImportError without nvidia-cutlass-dsl."""
+    cached = None if cached == element else cached
     if architecture not in ATTENDING:
         raise ValueError(f"mla decode: no kernel for {architecture}; there is one for {', '.join(ATTENDING)}")
     if element not in ELEMENTS:
@@ -94,7 +106,14 @@ def decode_variant(
             f"mla decode: tiles of {tile_rows} rows on {architecture}; there are {TILE_ROWS} everywhere, "
             f"{PAIR_ROWS} on {', '.join(BLACKWELLS)}"
         )
-    return Variant("decode", architecture, element, _checked(output), page_size, _compiler(), tile_rows=tile_rows)
+    if cached is not None and (cached != CACHED_BYTES or architecture != HOPPER):
+        raise ValueError(
+            f"mla decode: a cache of {cached} for queries of {element} on {architecture}; use their type, or "
+            f"{CACHED_BYTES} on {HOPPER}"
+        )
+    return Variant(
+        "decode", architecture, element, _checked(output), page_size, _compiler(), tile_rows=tile_rows, cached=cached
+    )
 
 
 def prefill_variant(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Variant:
@@ -112,11 +131,16 @@ def merge_variant(architecture: str, output: torch.dtype) -> Variant:
 
 
 def compile_decode(
-    architecture: str, element: torch.dtype, output: torch.dtype, page_size: int, tile_rows: int = TILE_ROWS
+    architecture: str,
+    element: torch.dtype,
+    output: torch.dtype,
+    page_size: int,
+    tile_rows: int = TILE_ROWS,
+    cached: torch.dtype | None = None,
 ) -> Any:
     """The compiled decode, called as DecodeLaunch.__call__ (kernels/decode_launch.py) without ``self``.
     Raises CompileError, and what decode_variant does."""
-    return _get(decode_variant(architecture, element, output, page_size, tile_rows))
+    return _get(decode_variant(architecture, element, output, page_size, tile_rows, cached))
 
 
 def compile_prefill(architecture: str, element: torch.dtype, output: torch.dtype, causal: bool) -> Any:
@@ -186,6 +210,7 @@ def element_type(dtype: torch.dtype) -> Any:
     return {
         torch.bfloat16: cutlass.BFloat16,
         torch.float16: cutlass.Float16,
+        torch.float8_e4m3fn: cutlass.Float8E4M3FN,
         torch.float32: cutlass.Float32,
         torch.int32: cutlass.Int32,
     }[dtype]
@@ -230,9 +255,11 @@ def _trace_decode(variant: Variant, options: str) -> Any:
     kernel_type: Any = HopperDecode
     if variant.architecture != HOPPER:
         kernel_type = BlackwellPairDecode if variant.tile_rows == PAIR_ROWS else BlackwellDecode
-    pointers = [_some(variant.element, 16), _some(variant.element, 16), _some(torch.int32), _some(torch.int32)]
+    cached = variant.cached or variant.element
+    pointers = [_some(variant.element, 16), _some(cached, 16), _some(torch.int32), _some(torch.int32)]
     pointers += [_some(variant.output, 16), _some(torch.float32)]
-    kernel = kernel_type(element_type(variant.element), element_type(variant.output), variant.page_size)
+    types = (element_type(dtype) for dtype in (variant.element, variant.output, cached))
+    kernel = kernel_type(*types, variant.page_size)
     return cute.compile(kernel, *pointers, *[1] * 13, 1.0, CUstream(0), options=options)
 
 

@@ -7,7 +7,7 @@ import torch
 from tokenspeed_kernel.accelerators import accelerator
 from tokenspeed_kernel.platform import PlatformInfo
 from tokenspeed_mla.addressing import LATENT, WIDTH
-from tokenspeed_mla.compilation import BLACKWELLS, address_of, compile_decode, compile_merge, stream_of
+from tokenspeed_mla.compilation import BLACKWELLS, CACHED_BYTES, address_of, compile_decode, compile_merge, stream_of
 from tokenspeed_mla.plan import DecodePlan, tile_rows_of
 
 ALIGNMENT = 16
@@ -31,8 +31,9 @@ def mla_decode(
 
     q          bfloat16 or float16 [B, q_len, H, 576]: latent part, then rotary part; contiguous. A request's queries
                are at its last q_len positions; each sees the positions up to its own.
-    cache      [pages, page, 576] of q's dtype, strided (the last stride is 1, the others multiples of 8), page 16, 32,
-               64 or 128. Page 0 may be read where a table has no entry any more.
+    cache      [pages, page, 576] of q's dtype, or on Hopper float8_e4m3fn under no scale; strided (the last stride is
+               1, the others multiples of 16 bytes), page 16, 32, 64 or 128. Page 0 may be read where a table has no
+               entry any more.
     page_table int32 [B, max_pages], its row stride its own; entries behind a request's length are not read.
     seq_lens   int32 [B], contiguous.
     scale      of the scores, above 0.
@@ -53,7 +54,7 @@ def mla_decode(
     # What other lengths may need is compiled by the first call already: nothing may be while serving.
     architecture, tile_rows = architecture_of(q.device), tile_rows_on(q.device, heads, q_len)
     for dtype in (out.dtype, torch.float32):
-        compile_decode(architecture, q.dtype, dtype, cache.shape[1], tile_rows)
+        compile_decode(architecture, q.dtype, dtype, cache.shape[1], tile_rows, cache.dtype)
     compile_merge(architecture, out.dtype)
     if splits is None:
         page = cache.shape[1]
@@ -118,7 +119,7 @@ def launch_decode(
 ) -> None:
     """One launch of the decode; out [splits, B * groups, rows or more, 512] and lse without the last axis. Outputs of a
     request whose length is negative are left alone."""
-    compile_decode(architecture_of(q.device), q.dtype, out.dtype, cache.shape[1], plan.tile_rows)(
+    compile_decode(architecture_of(q.device), q.dtype, out.dtype, cache.shape[1], plan.tile_rows, cache.dtype)(
         address_of(q, ALIGNMENT),
         address_of(cache, ALIGNMENT),
         address_of(page_table),
@@ -199,7 +200,8 @@ def _check(
         f"q {tuple(q.shape)} is not [B, q_len, H, {WIDTH}]": q.dim() != 4 or q.shape[-1] != WIDTH or 0 in q.shape[1:],
         "q is not contiguous": not q.is_contiguous(),
         f"cache {tuple(cache.shape)} is not [pages, page, {WIDTH}]": cache.dim() != 3 or cache.shape[-1] != WIDTH,
-        f"cache is {cache.dtype} and q {q.dtype}; give both one type": cache.dtype != q.dtype,
+        f"cache is {cache.dtype} and q {q.dtype}; give both one type, or a cache of {CACHED_BYTES}": cache.dtype
+        not in (q.dtype, CACHED_BYTES),
         f"page_table {page_table.dtype} {tuple(page_table.shape)} is not int32 [{batch}, pages]": page_table.dim() != 2
         or page_table.shape[0] != batch
         or page_table.dtype != torch.int32,

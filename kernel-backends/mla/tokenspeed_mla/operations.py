@@ -1,7 +1,8 @@
 """The registered kernels: the operations of tokenspeed_kernel.ops, made of the calls of decode.py.
 
 Their activations come in float32. Queries are rounded to bfloat16, and so are the weights of the softmax and, of the
-prefill, keys and values, which is what the trait ``activations`` lets them do.
+prefill, keys and values, which is what the trait ``activations`` lets them do; what a cache of 8 bits holds is exact in
+bfloat16.
 """
 
 import torch
@@ -13,10 +14,10 @@ from tokenspeed_mla.plan import DecodePlan
 from tokenspeed_mla.prefill import mla_prefill
 
 
-def _queries(q_latent: torch.Tensor, q_rope: torch.Tensor, batch: int, dtype: torch.dtype) -> torch.Tensor:
+def _queries(q_latent: torch.Tensor, q_rope: torch.Tensor, batch: int) -> torch.Tensor:
     """Both parts as mla_decode takes them: [B, q_len, H, 576], rounded."""
     tokens, heads, _ = q_latent.shape
-    q = torch.empty((batch, tokens // batch, heads, WIDTH), dtype=dtype, device=q_latent.device)
+    q = torch.empty((batch, tokens // batch, heads, WIDTH), dtype=torch.bfloat16, device=q_latent.device)
     rows = q.view(tokens, heads, WIDTH)
     rows[..., :LATENT].copy_(q_latent)
     rows[..., LATENT:].copy_(q_rope)
@@ -37,7 +38,7 @@ def decode(
     batch = seq_lens.shape[0]
     if batch == 0:
         return
-    q = _queries(q_latent, q_rope, batch, latent_cache.dtype)
+    q = _queries(q_latent, q_rope, batch)
     found_lse = None if lse is None else lse.view(q.shape[:3])
     into = out.view(*q.shape[:3], LATENT)
     mla_decode(q, latent_cache[:, 0], page_table, seq_lens, scale, out=into, lse=found_lse)
@@ -57,7 +58,7 @@ def decode_partial(
     batch = seq_lens.shape[0]
     if batch == 0:
         return
-    q = _queries(q_latent, q_rope, batch, latent_cache.dtype)
+    q = _queries(q_latent, q_rope, batch)
     _, q_len, heads, _ = q.shape
     plan = DecodePlan(batch, q_len, heads, out.shape[0], tile_rows_on(q.device, heads, q_len))
     launch_decode(plan, q, latent_cache[:, 0], page_table, seq_lens, scale, *by_group(plan, out, lse))
@@ -85,7 +86,7 @@ def extend(
     owners = owners.clamp(max=rows - 1)
     lengths = seq_lens[owners] - query_start[owners + 1] + places + 1
     lengths = torch.where(there, lengths.clamp(min=0), -1).to(torch.int32)
-    q = _queries(q_latent, q_rope, tokens, latent_cache.dtype)
+    q = _queries(q_latent, q_rope, tokens)
     plan = DecodePlan(tokens, 1, heads, 1, tile_rows_on(q.device, heads, 1))
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=out.device)
     launch_decode(plan, q, latent_cache[:, 0], page_table[owners], lengths, scale, *by_group(plan, out, lse))

@@ -6,18 +6,17 @@ from tokenspeed_kernel.ops.merge import MERGE_SIGNATURE
 from tokenspeed_kernel.ops.ragged import RAGGED_SIGNATURE
 from tokenspeed_kernel.page_sizes import PAGE_SIZE_TRAIT
 from tokenspeed_kernel.registry import Band, CapabilityRequirement, KernelFunction, KernelSpec, register_kernel
-from tokenspeed_kernel.signature import BFLOAT16, FLOAT32, FormatSignature
+from tokenspeed_kernel.signature import BFLOAT16, FLOAT8_E4M3, FLOAT32, FormatSignature, TensorFormat
 from tokenspeed_kernel.traits import TraitBound, one_of
 from tokenspeed_mla import operations
 from tokenspeed_mla.addressing import EXPANDED, LATENT, PAGE_SIZES, ROTARY, VALUE
-from tokenspeed_mla.requirement import ON_ANY, WHERE_ATTENDED
+from tokenspeed_mla.requirement import ON_ANY, WHERE_ATTENDED, WHERE_CONVERTED
 
 SOLUTION = "mla_cute"
 
 COMPILED_ONLY = "compiled_only"
 """Tag of a kernel that was compiled for its GPU and has never run on one; what was proved besides says docs/design."""
 
-_READS = frozenset({FormatSignature.of(input=FLOAT32, kv=BFLOAT16)})
 _READ: dict[str, TraitBound] = {
     "latent_dim": one_of(LATENT),
     "rotary_dim": one_of(ROTARY),
@@ -26,15 +25,20 @@ _READ: dict[str, TraitBound] = {
 }
 
 
+def _reads(kv: TensorFormat) -> frozenset[FormatSignature]:
+    return frozenset({FormatSignature.of(input=FLOAT32, kv=kv)})
+
+
 def _register(
     mode: str,
     kernel: KernelFunction,
     capability: CapabilityRequirement,
     signatures: frozenset[FormatSignature],
     traits: Mapping[str, TraitBound],
+    suffix: str = "",
 ) -> None:
     spec = KernelSpec(
-        name=f"{SOLUTION}_{mode}",
+        name=f"{SOLUTION}_{mode}{suffix}",
         family="attention",
         mode=mode,
         solution=SOLUTION,
@@ -49,9 +53,14 @@ def _register(
 
 def register() -> None:
     """Registers every kernel of this package."""
-    _register("mla_decode", operations.decode, WHERE_ATTENDED, _READS, _READ)
-    _register("mla_decode_partial", operations.decode_partial, WHERE_ATTENDED, _READS, _READ)
-    _register("mla_extend", operations.extend, WHERE_ATTENDED, _READS, _READ)
+    readers: tuple[tuple[str, KernelFunction], ...] = (
+        ("mla_decode", operations.decode),
+        ("mla_decode_partial", operations.decode_partial),
+        ("mla_extend", operations.extend),
+    )
+    for mode, kernel in readers:
+        _register(mode, kernel, WHERE_ATTENDED, _reads(BFLOAT16), _READ)
+        _register(mode, kernel, WHERE_CONVERTED, _reads(FLOAT8_E4M3), _READ, "_e4m3")
     expanded: dict[str, TraitBound] = {
         "head_dim": one_of(EXPANDED),
         "value_dim": one_of(VALUE),

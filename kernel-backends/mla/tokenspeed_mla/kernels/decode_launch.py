@@ -22,19 +22,28 @@ from tokenspeed_mla.kernels.operands import (
 
 
 class DecodeLaunch(ABC):
-    """One compiled variant: element type of queries and cache, type of the output, tokens of a page.
+    """One compiled variant: element type of queries and products, type of the output, element type of the cache, tokens
+    of a page. The cache's is the queries', or has 8 bits and becomes theirs on its way into shared memory.
 
     Attributes:
+        converts: whether it has 8 bits.
         block_keys: keys of one step that lie in one block, whole.
         box_keys: keys of one load.
     """
 
     block_keys: int
 
-    def __init__(self, element: type[cutlass.Numeric], output: type[cutlass.Numeric], page_size: int) -> None:
+    def __init__(
+        self,
+        element: type[cutlass.Numeric],
+        output: type[cutlass.Numeric],
+        cached: type[cutlass.Numeric],
+        page_size: int,
+    ) -> None:
         self.element = element
         self.output = output
         self.page_size = page_size
+        self.converts = cached.width == 8
         self.box_keys = min(page_size, self.block_keys)
 
     @cute.jit
@@ -121,9 +130,10 @@ class OneBlockLaunch(DecodeLaunch):
         stream: cuda.CUstream,
     ) -> None:
         swizzled, load = self._swizzle(), cpasync.CopyBulkTensorTileG2SOp()
+        load_keys = (None, entries) if self.converts else tiled_load(load, entries, swizzled, self.box_keys)
         kernel = self._kernel(
             *tiled_load(load, queries, swizzled, TILE_ROWS),
-            *tiled_load(load, entries, swizzled, self.box_keys),
+            *load_keys,
             *memory,
             cute.tile_to_shape(swizzled, (TILE_ROWS, WIDTH), order=(0, 1)),
             cute.tile_to_shape(swizzled, (TILE_KEYS, WIDTH, self.stages), order=(0, 1, 2)),

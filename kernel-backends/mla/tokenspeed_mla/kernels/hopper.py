@@ -31,8 +31,10 @@ from tokenspeed_mla.addressing import (
     visible_keys,
 )
 from tokenspeed_mla.kernels.decode_launch import OneBlockLaunch
+from tokenspeed_mla.kernels.entry_bytes import ARRIVALS, CONVERTING_REGISTERS, convert_keys
 from tokenspeed_mla.kernels.hopper_steps import (
     EXCHANGE,
+    FEWER_MATH_REGISTERS,
     HALF_KEYS,
     HALVES,
     LOADING_REGISTERS,
@@ -74,7 +76,7 @@ class HopperDecode(OneBlockLaunch):
         self,
         q_atom: cute.CopyAtom,
         q_tma: cute.Tensor,
-        kv_atom: cute.CopyAtom,
+        kv_atom: cute.CopyAtom | None,
         kv_tma: cute.Tensor,
         tables: cute.Tensor,
         lengths: cute.Tensor,
@@ -109,7 +111,7 @@ class HopperDecode(OneBlockLaunch):
         if thread == 0:
             cute.arch.mbarrier_init(barriers + 2 * STAGES, 1)
             for stage in cutlass.range_constexpr(STAGES):
-                cute.arch.mbarrier_init(barriers + stage, 1)
+                cute.arch.mbarrier_init(barriers + stage, ARRIVALS if self.converts else 1)
                 cute.arch.mbarrier_init(barriers + STAGES + stage, MATH_WARPS)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
@@ -122,13 +124,27 @@ class HopperDecode(OneBlockLaunch):
         steps = ceil_div(cutlass.max(stop - first, 0), TILE_KEYS)
 
         if warp >= MATH_WARPS:
-            cute.arch.setmaxregister_decrease(LOADING_REGISTERS)
+            cute.arch.setmaxregister_decrease(CONVERTING_REGISTERS if self.converts else LOADING_REGISTERS)
             if warp == LOADING_WARP and steps > 0:
                 self._load_queries(q_atom, q_tma[None, None, request_group], s_q, barriers + 2 * STAGES, tile)
-                self._load_keys(kv_atom, kv_tma, tables, s_kv, barriers, request, first, stop, steps)
+                if cutlass.const_expr(not self.converts):
+                    self._load_keys(kv_atom, kv_tma, tables, s_kv, barriers, request, first, stop, steps)
+            if cutlass.const_expr(self.converts):
+                convert_keys(
+                    kv_tma,
+                    tables[request, None],
+                    s_kv,
+                    barriers,
+                    barriers + STAGES,
+                    first,
+                    stop,
+                    steps,
+                    self.page_size,
+                    thread - MATH_THREADS,
+                )
             cute.arch.griddepcontrol_launch_dependents()
         else:
-            cute.arch.setmaxregister_increase(MATH_REGISTERS)
+            cute.arch.setmaxregister_increase(FEWER_MATH_REGISTERS if self.converts else MATH_REGISTERS)
             # A request of a negative length is nobody's: nothing is written for it.
             rows_left = fold * heads - tile * TILE_ROWS if seq_len >= 0 else Int32(0)
             lane_row = 16 * (warp % 4) + (thread % 32) // 4
@@ -218,7 +234,7 @@ class HopperDecode(OneBlockLaunch):
             mask(scores, key_of, ends, before)
             weigh(scores, weights, sums, most, total, s_row, rows, scale * LOG2_E, half, thread)
             cute.autovec_copy(weights, weights_to)
-            if (step + 1) * TILE_KEYS > keys:
+            if cutlass.const_expr(not self.converts) and (step + 1) * TILE_KEYS > keys:
                 clear(words, stage, half, HALF_LATENT, keys - step * TILE_KEYS, lane, MATH_THREADS // HALVES)
             # What was written above is read by wgmma, which goes another way to shared memory.
             cute.arch.fence_proxy("async.shared", space="cta")

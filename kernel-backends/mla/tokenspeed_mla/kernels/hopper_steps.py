@@ -21,7 +21,10 @@ LOADING_WARP = MATH_WARPS
 THREADS = MATH_THREADS + 128
 LOADING_REGISTERS = 24
 MATH_REGISTERS = 240
-"""Of a thread: 2 * 128 of these and 128 of the others are a processor's 65536."""
+"""Of a thread: 2 * 128 of these and 128 of the others are those that a block of 384 threads of 168 has."""
+
+FEWER_MATH_REGISTERS = 200
+"""The same where the other threads convert a cache of 8 bits, CONVERTING_REGISTERS each."""
 
 HALF_KEYS = TILE_KEYS // HALVES
 

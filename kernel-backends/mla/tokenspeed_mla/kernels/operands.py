@@ -54,7 +54,8 @@ def cache_entries(
 ) -> cute.Tensor:
     """Entries [page_size, 576, pages]. Each begins at a multiple of 16 bytes, as TMA wants it: checked by the
     caller."""
-    strides = (cute.assume(token_stride, 8), 1, cute.assume(block_stride, 8))
+    aligned = 128 // cache.dtype.width
+    strides = (cute.assume(token_stride, aligned), 1, cute.assume(block_stride, aligned))
     return cute.make_tensor(cache, cute.make_layout((page_size, WIDTH, pages), stride=strides))
 
 
