@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tokenspeed_kernel_cpu
-from tokenspeed.layers.kernels import OPERATIONS
+from tokenspeed.layers.kernel_choice import OPERATIONS
 from tokenspeed_kernel.ops import bind_attention_decode, bind_linear
 from tokenspeed_kernel.platform import current_platform, features_up_to, override_platform
 from tokenspeed_kernel.plugins import load_plugins

@@ -12,7 +12,7 @@ import pytest
 from sparse_models import compressed_config, sparse_config
 from tiny_models import build, random_config, resolved, tiny_config
 
-from tokenspeed.layers.kernels import OPERATIONS
+from tokenspeed.layers.kernel_choice import OPERATIONS
 from tokenspeed.recipes.resolved import ModelSource
 from tokenspeed_kernel import binding
 from tokenspeed_kernel.ops import mla_expanded

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tokenspeed.device.builder import DeviceBuild, build_device_side
-from tokenspeed.layers.kernels import OPERATIONS
+from tokenspeed.layers.kernel_choice import OPERATIONS
 from tokenspeed.recipes.model_config import read_model_config
 from tokenspeed.recipes.resolved import KVConfig, ModelSource, ResolvedConfig, SchedulerSettings
 

@@ -6,7 +6,7 @@ import torch
 
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.communication import Communication
-from tokenspeed.layers.kernels import Kernel
+from tokenspeed.layers.kernel_choice import Kernel
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, RowOrder, WeightSpec, paired_rotary_rows
 from tokenspeed.recipes.model_config import ModelConfig, RopeConfig

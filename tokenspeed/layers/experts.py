@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from tokenspeed.layers.kernels import Kernel
+from tokenspeed.layers.kernel_choice import Kernel
 from tokenspeed.layers.mlp import MATRICES, GatedMlp, mlp_weights
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, WeightSpec, gate_before_up

@@ -15,7 +15,7 @@ import torch
 from tokenspeed.layers.attention_spec import AttentionSpec
 from tokenspeed.layers.batch import ForwardBatch, LayerCache
 from tokenspeed.layers.decoder import DecoderLayer
-from tokenspeed.layers.kernels import Kernel
+from tokenspeed.layers.kernel_choice import Kernel
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.rotary import score_factor
 from tokenspeed.layers.weights import Ranks, WeightSpec, paired_rotary_rows

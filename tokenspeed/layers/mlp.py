@@ -2,7 +2,7 @@
 
 import torch
 
-from tokenspeed.layers.kernels import Kernel
+from tokenspeed.layers.kernel_choice import Kernel
 from tokenspeed.layers.parts import ModelParts
 from tokenspeed.layers.weights import Ranks, WeightSpec
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tokenspeed.layers.communication import Communication
-from tokenspeed.layers.kernels import Kernel, KernelBinder
+from tokenspeed.layers.kernel_choice import Kernel
+from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.linear import Linear, StackedLinear
 from tokenspeed.layers.rotary import rotary_table
 from tokenspeed.layers.shard import Shard, ShardKind

@@ -6,7 +6,8 @@ A range is as long as the next one, but for the last, which may be shorter: voca
 import torch
 
 from tokenspeed.layers.communication import Communication
-from tokenspeed.layers.kernels import Kernel, KernelBinder
+from tokenspeed.layers.kernel_choice import Kernel
+from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed.layers.shard import Shard
 from tokenspeed_kernel.quantized import QuantizedTensor
 
