@@ -80,6 +80,8 @@ def facts(variant: Variant) -> tuple[int, int, int, int]:
         return hopper_steps.THREADS, hopper_prefill_steps.SHARED_BYTES, 0, 168
     if variant.architecture == HOPPER:
         return hopper_steps.THREADS, hopper_steps.SHARED_BYTES, 0, 168
+    if variant.cached is not None:
+        return blackwell.MORE_THREADS, blackwell.SHARED_BYTES, blackwell_steps.TENSOR_COLUMNS, 168
     module = blackwell_pair if variant.tile_rows == PAIR_ROWS else blackwell
     return module.THREADS, module.SHARED_BYTES, blackwell_steps.TENSOR_COLUMNS, blackwell_steps.MOST_REGISTERS
 

@@ -22,14 +22,15 @@ both_generations = pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"]
 
 
 @pytest.mark.parametrize(
-    "kernel", ["hopper", "hopper_bytes", "pair", pytest.param("blackwell", marks=pytest.mark.long)]
+    "kernel",
+    ["hopper", "hopper_bytes", "pair", "blackwell_bytes", pytest.param("blackwell", marks=pytest.mark.long)],
 )
 def test_the_decode_has_the_instructions_and_is_right(kernel):
     run(kernel)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kernel", ["block", "pair", "prefill", "bytes"])
+@pytest.mark.parametrize("kernel", ["block", "pair", "prefill", "hopper_bytes", "block_bytes"])
 def test_a_wait_or_fence_that_is_missing_is_found(kernel):
     run("faults", kernel)
 
@@ -48,8 +49,9 @@ def test_every_variant_is_right(architecture, half, page):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("half", "page"), [(0, 16), (1, 32), (0, 64), (0, 128)])
-def test_every_variant_over_a_cache_of_8_bits_is_right(half, page):
-    run("shapes", "sm_90a", page, half, 1)
+@both_generations
+def test_every_variant_over_a_cache_of_8_bits_is_right(architecture, half, page):
+    run("shapes", architecture, page, half, 1)
 
 
 @pytest.mark.long
@@ -73,8 +75,9 @@ def test_the_registered_kernels_pass_the_numerics_of_their_operation(architectur
 
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", ["mla_decode", "mla_decode_partial", "mla_extend"])
-def test_the_kernels_over_8_bits_pass_the_numerics_of_their_operation(kernel):
-    run("numerics", "sm_90a", f"mla_cute_{kernel}_e4m3")
+@both_generations
+def test_the_kernels_over_8_bits_pass_the_numerics_of_their_operation(architecture, kernel):
+    run("numerics", architecture, f"mla_cute_{kernel}_e4m3")
 
 
 @pytest.mark.long

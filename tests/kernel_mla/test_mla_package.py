@@ -14,6 +14,7 @@ from tokenspeed_kernel.registry import active_registry
 from tokenspeed_kernel.selection import SelectionError, select
 from tokenspeed_mla import compiled_store, mla_decode, mla_prefill
 from tokenspeed_mla import requirement as mla_requirement
+from tokenspeed_mla.compilation import decode_variant
 
 READERS = ["mla_decode", "mla_decode_partial", "mla_extend"]
 NAMES = sorted(["merge_partials", "ragged", *READERS, *(f"{mode}_e4m3" for mode in READERS)])
@@ -54,11 +55,17 @@ def test_the_decode_is_chosen_where_rounding_is_allowed(architecture):
     assert exact.spec.solution != "mla_cute"
 
 
-def test_a_cache_of_8_bits_is_read_on_hopper_alone():
-    with override_platform(gpu(9, 0)):
+@pytest.mark.parametrize("architecture", [(9, 0), (10, 0), (10, 3)])
+def test_a_cache_of_8_bits_has_a_kernel_of_its_own(architecture):
+    with override_platform(gpu(*architecture)):
         found = select("attention", "mla_decode", attention_signature(torch.float8_e4m3fn), TRAITS).spec
     assert found.name == "mla_cute_mla_decode_e4m3"
-    assert "needs architecture sm_90; this is (10, 0)" in str(found.capability.refusal(gpu(10, 0)))
+
+
+@pytest.mark.parametrize(("cached", "tile_rows"), [(torch.float8_e4m3fn, 128), (torch.float8_e5m2, 64)])
+def test_a_pair_converts_no_cache_and_nobody_one_of_another_type(cached, tile_rows):
+    with pytest.raises(ValueError, match=r"use their type, or torch\.float8_e4m3fn and tiles of 64 rows"):
+        decode_variant("sm_100a", torch.bfloat16, torch.float32, 64, tile_rows, cached)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def compare(
     q, cache, table, seq_lens = make_case(lengths, q_len, heads, page, dtype, cached or dtype)
     out = torch.full((*q.shape[:3], 512), torch.nan)
     lse = torch.full(q.shape[:3], torch.nan)
-    plan = DecodePlan(len(lengths), q_len, heads, splits, tile_rows_of(architecture in BLACKWELLS, heads, q_len))
+    tile_rows = tile_rows_of(cached is None and architecture in BLACKWELLS, heads, q_len)
+    plan = DecodePlan(len(lengths), q_len, heads, splits, tile_rows)
     workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
     with on_machine(architecture, late):
         mla_decode(
@@ -123,46 +124,37 @@ def decode_code(architecture: str, tile_rows: int, cached: torch.dtype) -> Machi
     return decode_runner(architecture, torch.bfloat16, torch.float32, 64, tile_rows, cached).code
 
 
-def hopper() -> None:
+def hopper(cached: torch.dtype | None = None) -> None:
     """The decode has the code that was asked for: products of those sizes, loads by TMA, registers and shared memory
-    that fit; and it is right."""
-    code = decode_code(HOPPER, TILE_ROWS, torch.bfloat16)
+    that fit; and it is right. Over a cache of 8 bits only queries are loaded by TMA, and every element is converted
+    once."""
+    code = decode_code(HOPPER, TILE_ROWS, cached or torch.bfloat16)
     counts = {
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16": 576 // 16,
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16": TILE_ROWS // 16,
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 2 * 576 // 64,
         "setmaxnreg.inc.sync.aligned.u32": 1,
-        "fence.proxy.async.shared::cta": 1,
         "griddepcontrol.wait": 1,
         "griddepcontrol.launch_dependents": 2,
     }
-    said(code, counts, 168)
-    compare([270], 2, 24, 64, 2, torch.bfloat16)  # three steps a block, so that a stage is used again
+    said(code, counts | loading(cached), 168)
+    # Three steps a block, so that a stage is used again.
+    compare([270], 2, 24, 64, 2, torch.bfloat16, cached=cached)
     assert shared_bytes == [hopper_steps.SHARED_BYTES] * 2, shared_bytes
 
 
-def hopper_bytes() -> None:
-    """As hopper, over a cache of 8 bits: only queries are loaded by TMA, and every element is converted once."""
-    code = decode_code(HOPPER, TILE_ROWS, BYTES)
-    counts = {
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16": 576 // 16,
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16": TILE_ROWS // 16,
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 576 // 64,
-        "ld.global.v4.b32": 2 * 576 // (16 * 4),
-        "cvt.rn.f16x2.e4m3x2": 576 // (2 * 4),
-        "setmaxnreg.inc.sync.aligned.u32": 1,
-        "fence.proxy.async.shared::cta": 2,
-        "griddepcontrol.wait": 1,
-        "griddepcontrol.launch_dependents": 2,
+def loading(cached: torch.dtype | None) -> dict[str, int]:
+    """The instructions by which a block alone loads queries and keys."""
+    return {
+        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": (1 if cached else 2) * 576 // 64,
+        "ld.global.v4.b32": 2 * 576 // (16 * 4) if cached else 0,
+        "cvt.rn.f16x2.e4m3x2": 576 // (2 * 4) if cached else 0,
+        "fence.proxy.async.shared::cta": 2 if cached else 1,
     }
-    said(code, counts, 168)
-    compare([270], 2, 24, 64, 2, torch.bfloat16, cached=BYTES)
-    assert shared_bytes == [hopper_steps.SHARED_BYTES] * 2, shared_bytes
 
 
-def blackwell() -> None:
+def blackwell(cached: torch.dtype | None = None) -> None:
     """As hopper, on tiles of 64 rows."""
-    code = decode_code("sm_100a", TILE_ROWS, torch.bfloat16)
+    code = decode_code("sm_100a", TILE_ROWS, cached or torch.bfloat16)
     counts = {
         "tcgen05.mma.cta_group::1.kind::f16": 576 // 16 + 2 * TILE_KEYS // 16,
         "tcgen05.ld.sync.aligned.16x32bx2.x32": 1,
@@ -171,16 +163,17 @@ def blackwell() -> None:
         "tcgen05.commit.cta_group::1.mbarrier::arrive::one": 2,
         "tcgen05.alloc.cta_group::1": 1,
         "tcgen05.dealloc.cta_group::1": 1,
-        "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier": 2 * 576 // 64,
-        "fence.proxy.async.shared::cta": 1,
         "griddepcontrol.wait": 1,
         "griddepcontrol.launch_dependents": 1,
     }
-    said(code, counts, blackwell_steps.MOST_REGISTERS)
+    # Nine warps have the registers of twelve, as they go to four at once.
+    said(code, counts | loading(cached), 168 if cached else blackwell_steps.MOST_REGISTERS)
     # Three steps a block, so that a stage is used again; scores so large that the sums are scaled.
-    compare([270], 2, 24, 64, 1, torch.bfloat16, "sm_100a", late=ALL, scale=1.0)
+    compare([270], 2, 24, 64, 1, torch.bfloat16, "sm_100a", late=ALL, scale=1.0, cached=cached)
     assert shared_bytes == [blackwell_decode.SHARED_BYTES] * 2, shared_bytes
     assert tensor_columns == [256 + 2 * 64], tensor_columns
+    if cached:  # whose tiles have 64 rows where those of bfloat16 are a pair's
+        compare([70], 1, 128, 64, 1, torch.bfloat16, "sm_100a", cached=cached)
 
 
 def pair() -> None:
@@ -207,9 +200,10 @@ def pair() -> None:
 
 
 def faults(kernel: str) -> None:
-    """The machine finds each wait or fence that is taken out of the code for Blackwell, and out of Hopper's that
-    converts a cache of 8 bits: otherwise it proved nothing of them."""
-    architecture, cached = (HOPPER, BYTES) if kernel == "bytes" else ("sm_100a", None)
+    """The machine finds each wait or fence that is taken out of the code for Blackwell, and out of the decodes that
+    convert a cache of 8 bits: otherwise it proved nothing of them."""
+    architecture = HOPPER if kernel == "hopper_bytes" else "sm_100a"
+    cached = BYTES if kernel in ("hopper_bytes", "block_bytes") else None
     if kernel == "prefill":
         runner = prefill_runner(architecture, torch.bfloat16, torch.float32, False)
     else:
@@ -235,7 +229,7 @@ def faults(kernel: str) -> None:
     for word in words:
         assert word in sound
         spoilt[word] = re.sub(re.escape(word) + "[^;]*;", "", sound)
-    if kernel == "bytes":  # that of the warps that convert, and that of the arithmetic
+    if cached is not None:  # that of the warps that convert, and that of the arithmetic or the softmax
         fences = [one.start() for one in re.finditer(re.escape(words[0]), sound)]
         spoilt |= {f"fence {n}": sound[:at] + "//" + sound[at:] for n, at in enumerate(fences)}
     missed = []
@@ -252,8 +246,8 @@ def faults(kernel: str) -> None:
 def same_text() -> None:
     """The code for sm_103a is that for sm_100a, so what is shown of one holds for the other."""
     pairs = [[prefill_variant(one, torch.bfloat16, torch.float32, True) for one in BLACKWELLS]]
-    for tile_rows in (TILE_ROWS, PAIR_ROWS):
-        variants = [decode_variant(one, torch.bfloat16, torch.float32, 64, tile_rows) for one in BLACKWELLS]
+    for tile_rows, cached in ((TILE_ROWS, None), (PAIR_ROWS, None), (TILE_ROWS, BYTES)):
+        variants = [decode_variant(one, torch.bfloat16, torch.float32, 64, tile_rows, cached) for one in BLACKWELLS]
         pairs.append(variants)
     for variants in pairs:
         texts = [compile_ahead(variant).ptx for variant in variants]
@@ -381,8 +375,9 @@ def numerics(architecture: str, kernel: str) -> None:
 
 CHECKS: dict[str, Callable[..., None]] = {
     "hopper": hopper,
-    "hopper_bytes": hopper_bytes,
+    "hopper_bytes": partial(hopper, BYTES),
     "blackwell": blackwell,
+    "blackwell_bytes": partial(blackwell, BYTES),
     "pair": pair,
     "same_text": same_text,
     "faults": faults,

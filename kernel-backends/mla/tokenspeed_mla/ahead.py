@@ -113,7 +113,8 @@ def variants() -> list[Variant]:
             )
         ]
     chosen += [
-        decode_variant(HOPPER, element, output, page, cached=CACHED_BYTES)
+        decode_variant(architecture, element, output, page, cached=CACHED_BYTES)
+        for architecture in (HOPPER, BLACKWELLS[0])
         for element, output, page in (
             (torch.bfloat16, torch.bfloat16, 16),
             (torch.bfloat16, torch.bfloat16, 64),
@@ -125,6 +126,7 @@ def variants() -> list[Variant]:
         decode_variant(BLACKWELLS[1], torch.bfloat16, torch.bfloat16, 64, tile_rows)
         for tile_rows in (TILE_ROWS, PAIR_ROWS)
     ]
+    chosen.append(decode_variant(BLACKWELLS[1], torch.bfloat16, torch.bfloat16, 64, cached=CACHED_BYTES))
     for architecture in (HOPPER, BLACKWELLS[0]):
         chosen += [
             prefill_variant(architecture, torch.bfloat16, torch.bfloat16, False),

@@ -106,10 +106,10 @@ def decode_variant(
             f"mla decode: tiles of {tile_rows} rows on {architecture}; there are {TILE_ROWS} everywhere, "
             f"{PAIR_ROWS} on {', '.join(BLACKWELLS)}"
         )
-    if cached is not None and (cached != CACHED_BYTES or architecture != HOPPER):
+    if cached is not None and (cached != CACHED_BYTES or tile_rows != TILE_ROWS):
         raise ValueError(
-            f"mla decode: a cache of {cached} for queries of {element} on {architecture}; use their type, or "
-            f"{CACHED_BYTES} on {HOPPER}"
+            f"mla decode: a cache of {cached} for queries of {element} and tiles of {tile_rows} rows; use their type, "
+            f"or {CACHED_BYTES} and tiles of {TILE_ROWS} rows"
         )
     return Variant(
         "decode", architecture, element, _checked(output), page_size, _compiler(), tile_rows=tile_rows, cached=cached

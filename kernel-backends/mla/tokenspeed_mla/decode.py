@@ -31,7 +31,7 @@ def mla_decode(
 
     q          bfloat16 or float16 [B, q_len, H, 576]: latent part, then rotary part; contiguous. A request's queries
                are at its last q_len positions; each sees the positions up to its own.
-    cache      [pages, page, 576] of q's dtype, or on Hopper float8_e4m3fn under no scale; strided (the last stride is
+    cache      [pages, page, 576] of q's dtype, or float8_e4m3fn under no scale; strided (the last stride is
                1, the others multiples of 16 bytes), page 16, 32, 64 or 128. Page 0 may be read where a table has no
                entry any more.
     page_table int32 [B, max_pages], its row stride its own; entries behind a request's length are not read.
@@ -52,7 +52,7 @@ def mla_decode(
     out = result_of("mla_decode", "out", out, (batch, q_len, heads, LATENT), (q.dtype, torch.float32), q)
     lse = result_of("mla_decode", "lse", lse, (batch, q_len, heads), (torch.float32,), q)
     # What other lengths may need is compiled by the first call already: nothing may be while serving.
-    architecture, tile_rows = architecture_of(q.device), tile_rows_on(q.device, heads, q_len)
+    architecture, tile_rows = architecture_of(q.device), tile_rows_on(q.device, heads, q_len, cache.dtype)
     for dtype in (out.dtype, torch.float32):
         compile_decode(architecture, q.dtype, dtype, cache.shape[1], tile_rows, cache.dtype)
     compile_merge(architecture, out.dtype)
@@ -164,9 +164,9 @@ def launch_merge(partials: torch.Tensor, partial_lse: torch.Tensor, out: torch.T
     )
 
 
-def tile_rows_on(device: torch.device, heads: int, q_len: int) -> int:
-    """Rows of a decode's tile on a GPU (tile_rows_of)."""
-    return tile_rows_of(architecture_of(device) in BLACKWELLS, heads, q_len)
+def tile_rows_on(device: torch.device, heads: int, q_len: int, cached: torch.dtype) -> int:
+    """Rows of a decode's tile on a GPU over a cache of ``cached`` (tile_rows_of). A pair of blocks converts nothing."""
+    return tile_rows_of(cached != CACHED_BYTES and architecture_of(device) in BLACKWELLS, heads, q_len)
 
 
 @cache

@@ -60,7 +60,7 @@ def decode_partial(
         return
     q = _queries(q_latent, q_rope, batch)
     _, q_len, heads, _ = q.shape
-    plan = DecodePlan(batch, q_len, heads, out.shape[0], tile_rows_on(q.device, heads, q_len))
+    plan = DecodePlan(batch, q_len, heads, out.shape[0], tile_rows_on(q.device, heads, q_len, latent_cache.dtype))
     launch_decode(plan, q, latent_cache[:, 0], page_table, seq_lens, scale, *by_group(plan, out, lse))
 
 
@@ -87,7 +87,7 @@ def extend(
     lengths = seq_lens[owners] - query_start[owners + 1] + places + 1
     lengths = torch.where(there, lengths.clamp(min=0), -1).to(torch.int32)
     q = _queries(q_latent, q_rope, tokens)
-    plan = DecodePlan(tokens, 1, heads, 1, tile_rows_on(q.device, heads, 1))
+    plan = DecodePlan(tokens, 1, heads, 1, tile_rows_on(q.device, heads, 1, latent_cache.dtype))
     lse = torch.empty((tokens, heads), dtype=torch.float32, device=out.device)
     launch_decode(plan, q, latent_cache[:, 0], page_table[owners], lengths, scale, *by_group(plan, out, lse))
 

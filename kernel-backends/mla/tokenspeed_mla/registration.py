@@ -10,7 +10,7 @@ from tokenspeed_kernel.signature import BFLOAT16, FLOAT8_E4M3, FLOAT32, FormatSi
 from tokenspeed_kernel.traits import TraitBound, one_of
 from tokenspeed_mla import operations
 from tokenspeed_mla.addressing import EXPANDED, LATENT, PAGE_SIZES, ROTARY, VALUE
-from tokenspeed_mla.requirement import ON_ANY, WHERE_ATTENDED, WHERE_CONVERTED
+from tokenspeed_mla.requirement import ON_ANY, WHERE_ATTENDED
 
 SOLUTION = "mla_cute"
 
@@ -60,7 +60,7 @@ def register() -> None:
     )
     for mode, kernel in readers:
         _register(mode, kernel, WHERE_ATTENDED, _reads(BFLOAT16), _READ)
-        _register(mode, kernel, WHERE_CONVERTED, _reads(FLOAT8_E4M3), _READ, "_e4m3")
+        _register(mode, kernel, WHERE_ATTENDED, _reads(FLOAT8_E4M3), _READ, "_e4m3")
     expanded: dict[str, TraitBound] = {
         "head_dim": one_of(EXPANDED),
         "value_dim": one_of(VALUE),

@@ -35,7 +35,4 @@ class CompilerRequirement(CapabilityRequirement):
 WHERE_ATTENDED = CompilerRequirement(architectures=(HOPPER, *BLACKWELLS))
 """wgmma exists on sm_90 alone, tcgen05 on these two that the compiler makes code for."""
 
-WHERE_CONVERTED = CompilerRequirement(architectures=(HOPPER,))
-"""Where a kernel converts a cache of 8 bits."""
-
 ON_ANY = CompilerRequirement(minimum_architecture=(8, 0))

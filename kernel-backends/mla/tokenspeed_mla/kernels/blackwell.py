@@ -16,11 +16,13 @@ for both products, so keys and values have one loading warp.
 A tile of 64 rows takes 16 of each 32 lanes of tensor memory: row 16 w + l of the tile is lane 32 w + l. The second half
 of the sums lies in the other 16 lanes of the same columns, so thread l of a warp has row l % 16 and half l / 16 of
 everything.
+
+Over a cache of 8 bits a block is 9 warps: 4 to 7 load and convert (entry_bytes.py), 8 issues the products.
 """
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.cute.nvgpu.tcgen05 import SmemLayoutAtomKind, make_smem_layout_atom
 from cutlass.memory import SmemAllocator
@@ -53,10 +55,14 @@ from tokenspeed_mla.kernels.blackwell_steps import (
     weigh,
 )
 from tokenspeed_mla.kernels.decode_launch import OneBlockLaunch
+from tokenspeed_mla.kernels.entry_bytes import ARRIVALS, CONVERTING_WARPS, convert_keys
 from tokenspeed_mla.kernels.operands import words_of
 
 STAGES = 2
 THREADS = 32 * (LOADING_WARP + 1)
+MORE_THREADS = 32 * (SOFTMAX_WARPS + CONVERTING_WARPS + 1)
+"""Of a block that converts a cache of 8 bits."""
+
 HALF_KEYS = TILE_KEYS // 2
 SHARED_BYTES = 2 * WIDTH * (TILE_ROWS + STAGES * TILE_KEYS) + 2 * TILE_ROWS * TILE_KEYS + 8 * (3 * STAGES + 2) + 4
 """Of a block: queries, stages, weights, barriers, where the tensor memory begins."""
@@ -65,9 +71,20 @@ SHARED_BYTES = 2 * WIDTH * (TILE_ROWS + STAGES * TILE_KEYS) + 2 * TILE_ROWS * TI
 class BlackwellDecode(OneBlockLaunch):
     """One compiled variant (DecodeLaunch)."""
 
-    threads = THREADS
     stages = STAGES
     score_keys = TILE_KEYS
+
+    def __init__(
+        self,
+        element: type[cutlass.Numeric],
+        output: type[cutlass.Numeric],
+        cached: type[cutlass.Numeric],
+        page_size: int,
+    ) -> None:
+        super().__init__(element, output, cached, page_size)
+        self.threads = MORE_THREADS if self.converts else THREADS
+        self.product_warp = SOFTMAX_WARPS + CONVERTING_WARPS if self.converts else PRODUCT_WARP
+        self.loading_warp = SOFTMAX_WARPS if self.converts else LOADING_WARP
 
     def _swizzle(self) -> cute.ComposedLayout:
         return make_smem_layout_atom(SmemLayoutAtomKind.K_SW128, self.element)
@@ -80,7 +97,7 @@ class BlackwellDecode(OneBlockLaunch):
         self,
         q_atom: cute.CopyAtom,
         q_tma: cute.Tensor,
-        kv_atom: cute.CopyAtom,
+        kv_atom: cute.CopyAtom | None,
         kv_tma: cute.Tensor,
         tables: cute.Tensor,
         lengths: cute.Tensor,
@@ -115,9 +132,11 @@ class BlackwellDecode(OneBlockLaunch):
         if thread == 0:
             for barrier in cutlass.range_constexpr(3 * STAGES + 2):
                 arrivals = SOFTMAX_WARPS if barrier == 3 * STAGES else 1
+                if cutlass.const_expr(self.converts and barrier < STAGES):
+                    arrivals = ARRIVALS
                 cute.arch.mbarrier_init(barriers + barrier, arrivals)
         cute.arch.mbarrier_init_fence()
-        if warp == PRODUCT_WARP:
+        if warp == self.product_warp:
             cute.arch.alloc_tmem(TENSOR_COLUMNS, holder)
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
@@ -130,11 +149,21 @@ class BlackwellDecode(OneBlockLaunch):
         stop = cutlass.min(first + share, visible_keys(seq_len, q_len, first_token + fold - 1))
         steps = ceil_div(cutlass.max(stop - first, 0), TILE_KEYS)
 
-        if warp == LOADING_WARP:
+        if self._loads(warp):
             if steps > 0:
-                self._load_queries(q_atom, q_tma[None, None, request_group], s_q, barriers + 3 * STAGES + 1, tile)
-                self._load_keys(kv_atom, kv_tma, tables, s_kv, barriers, request, first, stop, steps)
-        elif warp == PRODUCT_WARP:
+                q_operands = (q_atom, q_tma[None, None, request_group], s_q, barriers + 3 * STAGES + 1, tile)
+                if cutlass.const_expr(self.converts):
+                    if warp == self.loading_warp:
+                        self._load_queries(*q_operands)
+                    table, number = tables[request, None], thread - 32 * self.loading_warp
+                    free, page_size = barriers + STAGES, self.page_size
+                    convert_keys(
+                        kv_tma, table, s_kv, barriers, free, first, stop, steps, page_size, number, in_place=True
+                    )
+                else:
+                    self._load_queries(*q_operands)
+                    self._load_keys(kv_atom, kv_tma, tables, s_kv, barriers, request, first, stop, steps)
+        elif warp == self.product_warp:
             self._multiply(s_q, s_kv, s_weights, barriers, scores_mma, values_mma, tensor, steps)
         else:
             # A request of a negative length is nobody's: nothing is written for it.
@@ -159,8 +188,14 @@ class BlackwellDecode(OneBlockLaunch):
             )
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.sync_threads()
-        if warp == PRODUCT_WARP:
+        if warp == self.product_warp:
             cute.arch.dealloc_tmem(tensor, TENSOR_COLUMNS)
+
+    def _loads(self, warp: Int32) -> Boolean:
+        """Whether a warp loads keys: the loading one, or where they are converted all of its warpgroup."""
+        if self.converts:
+            return warp // CONVERTING_WARPS == self.loading_warp // CONVERTING_WARPS
+        return warp == self.loading_warp
 
     @cute.jit
     def _multiply(
@@ -195,15 +230,13 @@ class BlackwellDecode(OneBlockLaunch):
             if step < steps:
                 cute.arch.mbarrier_wait(barriers + stage, phase)
                 score = cute.make_tensor(tensor + HALF_LATENT + stage * SCORE_COLUMNS, scores.layout)
-                multiply(scores_mma, score, q_operand, k_operand[None, None, None, stage], cutlass.Boolean(False))
+                multiply(scores_mma, score, q_operand, k_operand[None, None, None, stage], Boolean(False))
                 with cute.arch.elect_one():
                     tcgen05.commit(barriers + 2 * STAGES + stage)
             if step > 0:
                 before = (step - 1) % STAGES
                 cute.arch.mbarrier_wait(barriers + 3 * STAGES, (step - 1) % 2)
-                multiply(
-                    values_mma, sums, weight_operand, value_operand[None, None, None, before], cutlass.Boolean(step > 1)
-                )
+                multiply(values_mma, sums, weight_operand, value_operand[None, None, None, before], Boolean(step > 1))
                 with cute.arch.elect_one():
                     tcgen05.commit(barriers + STAGES + before)
 
@@ -254,7 +287,7 @@ class BlackwellDecode(OneBlockLaunch):
             rounded = cute.make_rmem_tensor(weights_to.layout.shape, self.element)
             rounded.store(weights.to(self.element))
             cute.autovec_copy(rounded, weights_to)
-            if (step + 1) * TILE_KEYS > keys:
+            if cutlass.const_expr(not self.converts) and (step + 1) * TILE_KEYS > keys:
                 clear(words[None, None, None, stage], LATENT, keys - step * TILE_KEYS, thread, SOFTMAX_THREADS)
             # What was written above is read by the tensor core, which goes another way to shared memory.
             cute.arch.fence_proxy("async.shared", space="cta")

@@ -4,6 +4,10 @@ TMA copies what it finds, and beside queries and two stages of 16 bits there is 
 them in its registers: four threads have a key, each every fourth 16 bytes of it, so that a warp reads 64 bytes of eight
 keys at once. One half of a step's keys comes while the other is converted, and both halves' conversion goes on while
 the products are at the step before. Every element of e4m3 is one of bfloat16 and of float16.
+
+There are two orders. Either all of the next half is asked for before a free stage is waited for, into registers of its
+own, so that the wait hides its way from memory. Or, ``in_place``, each piece is asked for once the one whose registers
+it takes was converted: that needs half as many registers, and hides less.
 """
 
 import cutlass
@@ -49,6 +53,7 @@ def convert_keys(
     steps: Int32,
     page_size: int,
     thread: Int32,
+    in_place: bool,
 ) -> None:
     """All steps' keys by CONVERTING_THREADS threads, of which this is number ``thread``, each step into a stage that is
     ``free``; every warp arrives at its barrier ``full`` with every part. Keys from ``stop`` on are zeros."""
@@ -63,17 +68,23 @@ def convert_keys(
     for part in cutlass.range(steps * PARTS, unroll=1):
         stage, phase = part // PARTS % stages, (part // (PARTS * stages) + 1) % 2
         position = first + part * PART_KEYS + key
-        fetch(entries, page, next_found, position + PART_KEYS, stop, quarter, page_size)
-        page = find_page(table, position + 2 * PART_KEYS, stop, page_size)
+        if cutlass.const_expr(not in_place):
+            fetch(entries, page, next_found, position + PART_KEYS, stop, quarter, page_size)
+        next_page = find_page(table, position + 2 * PART_KEYS, stop, page_size)
         cute.arch.mbarrier_wait(free + stage, phase)
         place = chunks[None, None, part % PARTS * PART_KEYS + key, None, stage]
-        store(found, place, quarter, key, position < stop)
+        if cutlass.const_expr(in_place):
+            exchange(entries, page, found, position + PART_KEYS, stop, place, quarter, key, page_size)
+        else:
+            store(found, place, quarter, key, position < stop)
         # What was written is read by products, which go another way to shared memory.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(full + stage)
-        found.store(next_found.load())
+        page = next_page
+        if cutlass.const_expr(not in_place):
+            found.store(next_found.load())
 
 
 @cute.jit
@@ -97,32 +108,72 @@ def fetch(
 ) -> None:
     """This thread's pieces of the entry at ``position``; none from ``stop`` on."""
     if position < stop:
-        entry = entries[position % page_size, None, page]
-        words = cute.make_tensor(
-            cute.recast_ptr(entry.iterator, dtype=Int32),
-            cute.make_layout((PIECE // 4, KEY_THREADS, PIECES), stride=(1, PIECE // 4, PIECE // 4 * KEY_THREADS)),
-        )
-        cute.autovec_copy(words[None, quarter, None], found)
+        cute.autovec_copy(pieces_of(entries, page, position, quarter, page_size), found)
+
+
+def pieces_of(entries: cute.Tensor, page: Int32, position: Int32, quarter: Int32, page_size: int) -> cute.Tensor:
+    """This thread's pieces of the entry at ``position``, as they lie in memory: [words, pieces]."""
+    entry = entries[position % page_size, None, page]
+    words = cute.make_tensor(
+        cute.recast_ptr(entry.iterator, dtype=Int32),
+        cute.make_layout((PIECE // 4, KEY_THREADS, PIECES), stride=(1, PIECE // 4, PIECE // 4 * KEY_THREADS)),
+    )
+    return words[None, quarter, None]
+
+
+@cute.jit
+def exchange(
+    entries: cute.Tensor,
+    page: Int32,
+    found: cute.Tensor,
+    position: Int32,
+    stop: Int32,
+    entry: cute.Tensor,
+    quarter: Int32,
+    key: Int32,
+    page_size: int,
+) -> None:
+    """The pieces into their places of an entry (store), and each piece of the entry at ``position`` in place of its
+    own; from ``stop`` on zeros, which are zeros once they are converted."""
+    pieces = pieces_of(entries, page, position, quarter, page_size)
+    places = places_of(entry, quarter, key)
+    converted = cute.make_rmem_tensor((CHUNK, 2), entry.element_type)
+    for piece in cutlass.range_constexpr(PIECES):
+        convert(found, piece, converted, places)
+        if position < stop:
+            cute.autovec_copy(pieces[None, piece], found[None, piece])
+        else:
+            found[None, piece].fill(0)
 
 
 @cute.jit
 def store(found: cute.Tensor, entry: cute.Tensor, quarter: Int32, key: Int32, there: Boolean) -> None:
     """The pieces into their places of an entry [8, chunks, loads] of a stage, converted, or zeros where the key is not
     ``there``."""
-    # The swizzle by hand: a thread has two places, and the others are at distances from them that the compiler knows.
-    places = [entry[None, (quarter * 2 + half) ^ key % CHUNKS, None] for half in range(2)]
+    places = places_of(entry, quarter, key)
     converted = cute.make_rmem_tensor((CHUNK, 2), entry.element_type)
     if there:
         for piece in cutlass.range_constexpr(PIECES):
-            elements = cute.recast_tensor(found[None, piece], cutlass.Float8E4M3FN)
-            converted.store(elements.load().to(entry.element_type).reshape((CHUNK, 2)))
-            for half in cutlass.range_constexpr(2):
-                cute.autovec_copy(converted[None, half], places[half][None, piece])
+            convert(found, piece, converted, places)
     else:
         converted.fill(0.0)
         for piece in cutlass.range_constexpr(PIECES):
             for half in cutlass.range_constexpr(2):
                 cute.autovec_copy(converted[None, half], places[half][None, piece])
+
+
+def places_of(entry: cute.Tensor, quarter: Int32, key: Int32) -> list[cute.Tensor]:
+    """Where the two halves of a thread's pieces come in an entry [8, chunks, loads] of a stage: [8, pieces] each."""
+    # The swizzle by hand: a thread has two places, and the others are at distances from them that the compiler knows.
+    return [entry[None, (quarter * 2 + half) ^ key % CHUNKS, None] for half in range(2)]
+
+
+def convert(found: cute.Tensor, piece: int, converted: cute.Tensor, places: list[cute.Tensor]) -> None:
+    """One piece by way of ``converted`` into its places."""
+    elements = cute.recast_tensor(found[None, piece], cutlass.Float8E4M3FN)
+    converted.store(elements.load().to(converted.element_type).reshape((CHUNK, 2)))
+    for half in range(2):
+        cute.autovec_copy(converted[None, half], places[half][None, piece])
 
 
 def chunks_of(s_kv: cute.Tensor) -> cute.Tensor:

@@ -141,6 +141,7 @@ class HopperDecode(OneBlockLaunch):
                     steps,
                     self.page_size,
                     thread - MATH_THREADS,
+                    in_place=False,
                 )
             cute.arch.griddepcontrol_launch_dependents()
         else:
