@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated_builds import LLAMA, built, outputs
-from emulated_device import DEVICE
+from emulated_streams import DEVICE
 from numpy.typing import NDArray
 from plan_maker import FakePlan, Request
 

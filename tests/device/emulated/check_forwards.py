@@ -2,7 +2,7 @@
 
 import pytest
 from emulated_builds import GRANULARITY, LLAMA, built, outputs, requests, smoke_model
-from emulated_device import DEVICE
+from emulated_streams import DEVICE
 
 from tokenspeed.recipes.resolved import ModelSource
 from tokenspeed_kernel.platform import current_platform

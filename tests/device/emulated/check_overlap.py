@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from emulated_builds import GRANULARITY, LLAMA, built, outputs
-from emulated_device import DEVICE
+from emulated_streams import DEVICE
 from numpy.typing import NDArray
 from plan_maker import Delta, FakeOperation, FakePlan, PlanMaker, Request, ints
 from tiny_models import REFERENCE, build, resolved

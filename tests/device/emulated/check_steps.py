@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from emulated_builds import LLAMA, built, outputs
-from emulated_device import DEVICE, RUBBISH
+from emulated_device import RUBBISH
+from emulated_streams import DEVICE
 from plan_maker import FakePlan, Request
 
 from tokenspeed.device import launched, placement, step_inputs

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from emulated_builds import GRANULARITY, LLAMA, built
-from emulated_device import DEVICE, MAIN, Stream
+from emulated_streams import DEVICE, MAIN, Stream
 from plan_maker import Delta, FakeOperation, FakePlan, ints
 
 from tokenspeed.device.builder import DeviceBuild

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import DEVICE, DeviceTensor
+from emulated_device import DeviceTensor
+from emulated_streams import DEVICE
 from kernel_toys import SIGNATURE, toy_workload, verified
 
 from tokenspeed_kernel import binding, selection, timing, tuning, workloads

@@ -7,7 +7,8 @@ from typing import Any
 
 import emulated_device
 import pytest
-from emulated_device import DEVICE, Emulation
+from emulated_device import Emulation
+from emulated_streams import DEVICE
 
 from tokenspeed.layers.kernels import KernelBinder
 from tokenspeed_kernel.binding import Bound

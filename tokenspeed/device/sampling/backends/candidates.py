@@ -9,16 +9,10 @@ whole vocabulary.
 
 import torch
 
+from tokenspeed.device.sampling.backends import registry
 from tokenspeed.layers.kernels import KernelBinder
 
-OPERATIONS = (
-    "sampling.has_nan",
-    "sampling.apply_penalties",
-    "sampling.apply_token_mask",
-    "sampling.sample",
-    "sampling.logprobs",
-)
-"""Of which any solution can compute for this backend that has a kernel for each."""
+OPERATIONS = registry.OPERATIONS
 
 MOST = 1024
 """Candidates of a row; more are drawn of the whole vocabulary, and so are those of one less than FEW times as large."""
@@ -31,62 +25,36 @@ STEP = 16
 _IDS = (1 << 32) - 1
 
 
-class Backend:
+class Backend(registry.Backend):
     """The five operations, each bound once, and the selection before a draw."""
 
     def __init__(self, kernels: KernelBinder) -> None:
-        self.has_nan = kernels.has_nan()
-        self.apply_penalties = kernels.apply_penalties()
-        self.apply_token_mask = kernels.apply_token_mask()
-        self.logprobs = kernels.logprobs()
-        self._sample = kernels.sample()
+        super().__init__(kernels)
         self._is_warm = False
 
-    def sample(
-        self,
-        logits: torch.Tensor,
-        temperature: torch.Tensor,
-        top_k: torch.Tensor,
-        top_p: torch.Tensor,
-        min_p: torch.Tensor,
-        seed: torch.Tensor,
-        choice: torch.Tensor,
-        position: torch.Tensor,
-        out: torch.Tensor,
-        *,
-        most_kept: int,
-    ) -> None:
+    def sample(self, *rules: torch.Tensor, most_kept: int) -> None:
         """See SamplingBackend. The first draw, in the warm-up, is made both ways: what either compiles is there
         then."""
-        rules = (temperature, top_k, top_p, min_p, seed, choice, position, out)
+        rows, width = rules[0].shape
         count = -(-most_kept // STEP) * STEP
-        if not self._is_warm and logits.shape[0] and logits.shape[1] >= FEW * STEP:
+        if not self._is_warm and rows and width >= FEW * STEP:
             self._is_warm = True
-            self._among(STEP, logits, *rules)
-        if 1 < most_kept <= MOST and FEW * count <= logits.shape[1]:
-            self._among(count, logits, *rules)
+            self._among(STEP, *rules)
+        if 1 < most_kept <= MOST and FEW * count <= width:
+            self._among(count, *rules)
         else:
-            self._sample(logits, *rules)
+            super().sample(*rules, most_kept=most_kept)
 
     def _among(
-        self,
-        count: int,
-        logits: torch.Tensor,
-        temperature: torch.Tensor,
-        top_k: torch.Tensor,
-        top_p: torch.Tensor,
-        min_p: torch.Tensor,
-        seed: torch.Tensor,
-        choice: torch.Tensor,
-        position: torch.Tensor,
-        out: torch.Tensor,
+        self, count: int, logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, *others: torch.Tensor
     ) -> None:
         """Draws among the first ``count`` candidates of each row; top-k of none is 0 or above ``count``."""
+        *rest, out = others
         one = torch.ones_like(temperature)
         z = logits / torch.where(top_k == 1, one, temperature).unsqueeze(1)
         ids = first_candidates(z, count)
         drawn = torch.empty_like(out)
-        self._sample(z.gather(1, ids), one, top_k, top_p, min_p, seed, choice, position, drawn)
+        self._sample(z.gather(1, ids), one, top_k, *rest, drawn)
         out.copy_(ids.gather(1, drawn.long().unsqueeze(1)).squeeze(1))
 
 
